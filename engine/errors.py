@@ -1,0 +1,48 @@
+"""Every error Lockstep raises on purpose, in one tree.
+
+A caller's mistake is one of these; a broken invariant of ours is an `assert`.
+"""
+
+from pathlib import Path
+
+
+class LockstepError(Exception):
+    """The root: `except LockstepError` catches whatever was refused on purpose."""
+
+
+class ModelFileError(LockstepError):
+    """A model file that cannot be served.
+
+    `subject` is the metadata key or the tensor at fault, or None when it is the file as a whole.
+    """
+
+    def __init__(self, path: str | Path, reason: str, subject: str | None = None) -> None:
+        self.path = str(path)
+        self.reason = reason
+        self.subject = subject
+        where = f"{self.path}: {subject}" if subject else self.path
+        super().__init__(f"{where}: {reason}")
+
+
+class TemplateError(LockstepError):
+    """A chat template that does not compile, or refuses or cannot render the messages given."""
+
+
+class ParamError(LockstepError, ValueError):
+    """A request parameter outside its range. `param` is the name the user wrote."""
+
+    def __init__(self, param: str, message: str) -> None:
+        self.param = param
+        super().__init__(message)
+
+
+class CacheError(LockstepError, ValueError):
+    """A write that does not fit the KV cache: wrong shape, gap, or overflow. Nothing was changed."""
+
+
+class QueueFullError(LockstepError):
+    """The waiting queue is at its limit."""
+
+
+class DrainingError(LockstepError):
+    """The server is shutting down and admits nothing new."""

@@ -1,0 +1,83 @@
+"""The one face of a kernel set.
+
+The exactness contract: for one set, one KV dtype and one CPU path, the logits of a row depend only on the token ids at
+positions 0..p of its own slot, bitwise: not on the other rows, the slot, chunk boundaries, threads, or whether
+earlier positions were computed in this call or long ago.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Chunk
+from engine.config import ModelConfig
+from engine.quants import Tensor
+
+FloatArray = NDArray[np.float32]
+TensorSource = Callable[[str], Tensor]
+"""Name in the file -> the tensor in the internal form; raises `ModelFileError` naming a tensor that is not there."""
+
+
+class Rows(NamedTuple):
+    """A batch flattened to one entry a row: `token_ids`, `slots`, `positions` int64 [R], `wants_logits` bool [R]."""
+
+    token_ids: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    wants_logits: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> "Rows":
+        """The rows of `chunks`, in order."""
+        lengths = [len(chunk.token_ids) for chunk in chunks]
+        token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), np.int64, sum(lengths))
+        slots = np.repeat(np.array([chunk.slot for chunk in chunks], np.int64), lengths)
+        positions = np.concatenate(
+            [np.arange(c.start, c.start + n, dtype=np.int64) for c, n in zip(chunks, lengths, strict=True)]
+        )
+        wants_logits = np.concatenate(
+            [np.arange(n) >= n - c.n_logits for c, n in zip(chunks, lengths, strict=True)]
+        )
+        return cls(token_ids, slots, positions, wants_logits)
+
+
+class Cache(Protocol):
+    """Keys and values of every slot, and how far each slot is filled. The memory layout is the kernel set's own."""
+
+    n_slots: int
+    max_len: int
+
+    def seq_len(self, layer: int | None = None, slot: int = 0) -> int:
+        """Positions stored for `slot` in `layer`; without a layer the minimum over layers, i.e. what is committed."""
+
+    def truncate(self, length: int, slot: int | None = None) -> None:
+        """Forget every position >= `length` of `slot` (or of all slots), on every layer. Costs nothing."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make `target`'s first `length` positions equal `source`'s; what else `target` held is forgotten."""
+
+    def nbytes(self) -> int:
+        """Bytes by the formula 2 * S * L * max_len * Hkv * D * itemsize."""
+
+    def nbytes_allocated(self) -> int:
+        """Bytes this layout reserves (virtual: memory is touched only when used)."""
+
+
+class KernelSet(Protocol):
+    """`pack` weights once, then `forward` ragged batches against a cache of this set's own making."""
+
+    name: str
+
+    def pack(self, config: ModelConfig, tensors: TensorSource, progress: Callable[[float], None]) -> Any:
+        """The model's weights in this set's layout. `progress` is called with the fraction done."""
+
+    def new_cache(self, config: ModelConfig, n_slots: int, max_len: int, dtype: str) -> Cache:
+        """An empty cache; `dtype` is "float32" or "float16"."""
+
+    def forward(self, weights: Any, chunks: Sequence[Chunk], cache: Any) -> FloatArray:
+        """Append the chunks to their slots and return float32 logits [rows that want them, V], in row order.
+
+        Raises `CacheError`, having changed nothing, when a chunk would leave a gap or overflow its slot.
+        """

@@ -1,0 +1,94 @@
+"""How tokens are chosen: plain data, validated once, no numpy."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from engine.errors import ParamError
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides which token follows and when to end; the defaults are OpenAI's.
+
+    Greedy when `temperature` or `top_p` is 0. `top_k` of -1 or 0, `top_p`, `min_p` and `typical_p` at their defaults
+    are off. `repetition_penalty` counts the prompt; `presence_penalty` and `frequency_penalty` count generated tokens
+    only. `bad_words` are token id sequences that must not be completed. `logprobs` is None for none, else how many of
+    the likeliest tokens to report beside the chosen one. `max_tokens` None means up to the context.
+
+    Raises `ParamError` naming the field, the value and the limit.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    seed: int | None = None
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0 or self.top_p == 0
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0.0, math.inf)
+        _within("top_k", self.top_k, -1, math.inf)
+        _within("top_p", self.top_p, 0.0, 1.0)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("typical_p", self.typical_p, 0.0, 1.0)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise ParamError(
+                "repetition_penalty", f"repetition_penalty must be finite and > 0, got {self.repetition_penalty}"
+            )
+        for token_id, bias in self.logit_bias.items():
+            _within(f"logit_bias[{token_id}]", bias, -100.0, 100.0, param="logit_bias")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ParamError("allowed_token_ids", "allowed_token_ids must not be empty")
+        if any(not word for word in self.bad_words):
+            raise ParamError("bad_words", "bad_words must not contain an empty word")
+        if self.max_tokens is not None:
+            _within("max_tokens", self.max_tokens, 0, math.inf)
+        _within("min_tokens", self.min_tokens, 0, math.inf)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParamError(
+                "min_tokens", f"min_tokens must be <= max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
+        if any(not stop for stop in self.stop):
+            raise ParamError("stop", "stop must not contain an empty string")
+        _within("stop", len(self.stop), 0, MAX_STOP_STRINGS, what="the number of stop strings")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None:
+                _within(name, count, 0, MAX_LOGPROBS)
+
+
+def _within(
+    name: str, value: float, low: float, high: float, *, param: str | None = None, what: str | None = None
+) -> None:
+    """Raise `ParamError` unless `value` is finite and low <= value <= high."""
+    if math.isfinite(value) and low <= value <= high:
+        return
+    limit = f">= {low}" if high == math.inf else f"in [{low}, {high}]"
+    raise ParamError(param or name, f"{what or name} must be finite and {limit}, got {value}")

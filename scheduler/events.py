@@ -1,0 +1,77 @@
+"""What a request's consumer sees, in order: `Started`, any number of `Delta`s, one `ChoiceFinished` per choice, `Finished`.
+
+`Finished` comes exactly once for every submitted request, whatever happened to it.
+"""
+
+import msgspec
+
+from engine.batch import TokenLogprobs
+from scheduler.request import FinishReason
+
+
+class Token(msgspec.Struct, frozen=True):
+    """One sampled token whose text has been released (control tokens and held-back pieces may have none of their own)."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The request left the queue: its first chunk is about to run."""
+
+    request_id: str
+    queue_s: float
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """Text of one choice that is final, with the tokens that completed it. Either may be empty, not both."""
+
+    request_id: str
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+
+
+class ChoiceFinished(msgspec.Struct, frozen=True):
+    """One choice is over. `stop_reason` is the stop string or stop token id that matched, None for EOS and the rest."""
+
+    request_id: str
+    index: int
+    reason: FinishReason
+    stop_reason: str | int | None
+    num_tokens: int
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Where a request's time went, in seconds: the three add up to `e2e_s`. TTFT is None if no token came."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    e2e_s: float
+    ttft_s: float | None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens counted as OpenAI does: the prompt once whatever `n`, every sampled token of every choice, EOS included."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The one terminal event. `reason` is error if any choice failed (`error` says why), abort if it was cancelled."""
+
+    request_id: str
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+Event = Started | Delta | ChoiceFinished | Finished
