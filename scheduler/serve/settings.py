@@ -1,0 +1,151 @@
+"""Every option of `lockstep serve`, validated once.
+
+Where a value comes from (flag, environment variable, TOML file, default) is the command's business; here is what it
+means and what it may be.
+"""
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from engine.errors import LockstepError
+
+KVDtype = Literal["float16", "float32"]
+Kernels = Literal["auto", "reference", "compiled"]
+LogFormat = Literal["console", "json"]
+
+ANY_MODEL_NAME = "*"
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+MAX_UNIX_PATH = 107
+"""Bytes of a Unix socket's path: Linux's sockaddr_un.sun_path without its closing zero."""
+
+
+class SettingError(LockstepError, ValueError):
+    """An option outside its range. `option` is the field's name, `value` what was given."""
+
+    def __init__(self, option: str, value: object, limit: str) -> None:
+        self.option = option
+        self.value = value
+        super().__init__(f"--{option.replace('_', '-')} must be {limit}, got {value!r}")
+
+
+def _about(description: str) -> msgspec.Meta:
+    return msgspec.Meta(description=description)
+
+
+class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is started with. Raises `SettingError` naming the option, the value and the limit."""
+
+    model: Annotated[Path, _about("Path of the GGUF file to serve.")]
+    served_model_name: Annotated[
+        tuple[str, ...],
+        _about("Names clients may ask for; the first is the one reported. '*' accepts any. Default: the file's stem."),
+    ] = ()
+    kernels: Annotated[Kernels, _about("Kernel set; auto takes the fastest that is there.")] = "auto"
+
+    slots: Annotated[int, _about("Sequences that run at once.")] = 16
+    context: Annotated[
+        int | None, _about("Positions per slot, at most the model's own. Default: the model's, but not above 4096.")
+    ] = None
+    kv_dtype: Annotated[KVDtype, _about("Type of the cached keys and values.")] = "float16"
+    prefill_chunk: Annotated[int, _about("Prompt tokens computed in one tick, so that running streams go on.")] = 256
+    max_queue: Annotated[int, _about("Requests that may wait for a slot; the next one is refused with 429.")] = 256
+    request_timeout: Annotated[
+        float | None, _about("Seconds after which a request is ended, waiting included. Default: no limit.")
+    ] = None
+
+    host: Annotated[str, _about("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, _about("TCP port for HTTP; 0 takes any free one.")] = 8000
+    jsonl_port: Annotated[
+        int | None, _about("TCP port for the JSON socket; 0 takes any free one. Default: not opened.")
+    ] = None
+    unix_socket: Annotated[
+        Path | None, _about("Path of a Unix socket for the JSON socket's protocol. Default: not opened.")
+    ] = None
+    api_key: Annotated[tuple[str, ...], _about("Keys of which a client must present one. Default: none needed.")] = ()
+    cors_origin: Annotated[
+        tuple[str, ...], _about("Origins whose web pages may call; '*' is any. Default: only the server's own.")
+    ] = ()
+
+    sse_ping: Annotated[float, _about("Seconds of silence in a stream before a comment line is sent; 0 = never.")] = 15
+    grace: Annotated[float, _about("Seconds running requests may still take after SIGTERM or SIGINT.")] = 30
+    write_timeout: Annotated[float, _about("Seconds a client may leave its answer unread.")] = 60
+    body_timeout: Annotated[float, _about("Seconds a request's body may take to arrive.")] = 30
+    max_body: Annotated[int, _about("Bytes of a request's body, or of a line on the JSON socket.")] = 16 * 2**20
+    max_connections: Annotated[int, _about("Connections open at once; the next one is refused.")] = 1024
+
+    log_format: Annotated[LogFormat, _about("Log lines on stderr: for people (console) or machines (json).")] = (
+        "console"
+    )
+
+    @property
+    def model_name(self) -> str:
+        """The name reported to clients."""
+        named = [name for name in self.served_model_name if name != ANY_MODEL_NAME]
+        return named[0] if named else self.model.stem
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name that means this model, the reported one first, without '*'."""
+        return tuple(dict.fromkeys([self.model_name, *(n for n in self.served_model_name if n != ANY_MODEL_NAME)]))
+
+    @property
+    def accepts_any_model_name(self) -> bool:
+        """Whether a request's model name is not looked at."""
+        return ANY_MODEL_NAME in self.served_model_name
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach `host`."""
+        return self.host not in LOOPBACK_HOSTS and not self.host.startswith("127.")
+
+    def __post_init__(self) -> None:
+        _check("kernels", self.kernels, self.kernels in get_args(Kernels), f"one of {', '.join(get_args(Kernels))}")
+        _check("kv_dtype", self.kv_dtype, self.kv_dtype in get_args(KVDtype), f"one of {', '.join(get_args(KVDtype))}")
+        _check(
+            "log_format",
+            self.log_format,
+            self.log_format in get_args(LogFormat),
+            f"one of {', '.join(get_args(LogFormat))}",
+        )
+        for name in ("slots", "prefill_chunk", "max_body", "max_connections"):
+            _check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        _check("max_queue", self.max_queue, self.max_queue >= 0, ">= 0")
+        if self.context is not None:
+            _check("context", self.context, self.context >= 2, ">= 2 (one token in, one out)")
+        _check_port("port", self.port)
+        if self.jsonl_port is not None:
+            _check_port("jsonl_port", self.jsonl_port)
+            same = self.jsonl_port == self.port and self.port != 0
+            _check("jsonl_port", self.jsonl_port, not same, "another port than --port")
+        for name in ("write_timeout", "body_timeout"):
+            _check_seconds(name, getattr(self, name), zero=False)
+        for name in ("sse_ping", "grace"):
+            _check_seconds(name, getattr(self, name), zero=True)
+        if self.request_timeout is not None:
+            _check_seconds("request_timeout", self.request_timeout, zero=False)
+        _check("host", self.host, bool(self.host), "an address or a host name")
+        for name in ("served_model_name", "api_key", "cors_origin"):
+            for value in getattr(self, name):
+                # A key's value is a secret: the message shows it only where it is empty.
+                _check(name, value, bool(value), "not empty")
+        if self.unix_socket is not None:
+            n_bytes = len(str(self.unix_socket).encode())
+            limit = f"a path of 1 to {MAX_UNIX_PATH} bytes"
+            _check("unix_socket", str(self.unix_socket), 0 < n_bytes <= MAX_UNIX_PATH, limit)
+
+
+def _check(option: str, value: object, valid: bool, limit: str) -> None:
+    if not valid:
+        raise SettingError(option, value, limit)
+
+
+def _check_port(option: str, port: int) -> None:
+    _check(option, port, 0 <= port <= 65535, "in [0, 65535]")
+
+
+def _check_seconds(option: str, seconds: float, *, zero: bool) -> None:
+    valid = math.isfinite(seconds) and (seconds >= 0 if zero else seconds > 0)
+    _check(option, seconds, valid, "a finite number of seconds " + (">= 0" if zero else "> 0"))
