@@ -1,0 +1,96 @@
+import io
+import json
+import logging
+
+import pytest
+import structlog
+
+from scheduler.events import Finished, Timings, Usage
+from scheduler.request import FinishReason
+from scheduler.serve import logs
+
+
+@pytest.fixture(autouse=True)
+def _untouched_logging():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def _finished(**fields):
+    return Finished(
+        request_id="r1",
+        reason=FinishReason.STOP,
+        usage=Usage(prompt_tokens=7, completion_tokens=3),
+        timings=Timings(queue_s=0.5, prefill_s=0.25, decode_s=0.125, e2e_s=0.875, ttft_s=0.75),
+        **fields,
+    )
+
+
+def _json_lines(stream):
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_request_is_one_event_with_counts_times_and_reason():
+    stream = io.StringIO()
+    logs.configure("json", stream)
+    logs.log_finished(_finished(), endpoint="chat")
+    (line,) = _json_lines(stream)
+    del line["timestamp"]
+    assert line == {
+        "event": "request",
+        "level": "info",
+        "request_id": "r1",
+        "endpoint": "chat",
+        "reason": "stop",
+        "prompt_tokens": 7,
+        "completion_tokens": 3,
+        "queue_s": 0.5,
+        "prefill_s": 0.25,
+        "decode_s": 0.125,
+        "e2e_s": 0.875,
+        "ttft_s": 0.75,
+    }
+
+
+def test_a_failed_request_says_why():
+    stream = io.StringIO()
+    logs.configure("json", stream)
+    logs.log_finished(_finished(error="the sampler failed"), endpoint="jsonl")
+    assert _json_lines(stream)[0]["error"] == "the sampler failed"
+
+
+def test_records_of_the_standard_library_come_out_in_the_same_form():
+    stream = io.StringIO()
+    logs.configure("json", stream)
+    logging.getLogger("asyncio").error("a task %s", "failed")
+    (line,) = _json_lines(stream)
+    assert (line["event"], line["level"]) == ("a task failed", "error")
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_traceback_names_the_error_but_prints_no_local_variables(log_format):
+    stream = io.StringIO()
+    logs.configure(log_format, stream)
+    prompt = "secret"
+    try:
+        _ = {}[len(prompt)]
+    except KeyError:
+        structlog.get_logger().exception("failed")
+    text = stream.getvalue()
+    assert "Traceback" in text
+    assert "KeyError" in text
+    assert "secret" not in text
+    assert log_format == "console" or len(text.splitlines()) == 1
+
+
+def test_the_console_form_is_one_readable_line_without_colours_when_not_a_terminal():
+    stream = io.StringIO()
+    logs.configure("console", stream)
+    logs.log_finished(_finished(), endpoint="chat")
+    (line,) = stream.getvalue().splitlines()
+    assert "request_id=r1" in line
+    assert "\x1b" not in line
