@@ -203,8 +203,8 @@ def _split_q2_k(blocks: Bytes) -> Split:
 def _split_q3_k(blocks: Bytes) -> Split:
     """Layout: 32 bytes of third bits | 64 bytes of low bits as in Q2_K | 12 bytes of sub-scales | d f16.
 
-    Groups of 16. Bit b of third-bit byte i belongs to weight 32 * b + i. w = d * (sub - 32) * (q - 4). The 6-bit sub-scales have
-    their low 4 bits in 8 bytes of nibbles and their upper 2 in 4 more bytes.
+    Groups of 16, w = d * (sub - 32) * (q - 4). Bit b of third-bit byte i belongs to weight 32 * b + i. The 6-bit
+    sub-scales have their low 4 bits in 8 bytes of nibbles and their upper 2 in 4 more bytes.
     """
     codes = _crumbs(blocks[:, 32:96].reshape(-1, 2, 32)).reshape(-1, 256) | _bits(blocks[:, :32]) << 2
     sub = _nibbles(blocks[:, 96:104]) | _crumbs(blocks[:, 104:108]) << 4
