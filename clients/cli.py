@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from clients.errors import ClientError
 from engine.errors import LockstepError
 
 
@@ -53,7 +54,7 @@ class LazyGroup(click.Group):
         """Run the subcommand. Raises `click.ClickException` for whatever was refused on purpose or by the system."""
         try:
             return super().invoke(ctx)
-        except LockstepError as error:
+        except (ClientError, LockstepError) as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
             if error.errno == errno.EPIPE:

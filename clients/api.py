@@ -1,0 +1,133 @@
+"""An async client of any OpenAI-compatible server over HTTP. It starts fast: no engine, no numpy."""
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from clients.errors import ClientError, ServerError, UnreachableError
+from clients.sse import EventParser
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+CONNECT_TIMEOUT_S = 10.0
+
+Json = dict[str, Any]
+Message = Mapping[str, Any]
+Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+
+class LockstepClient:
+    """An async context manager. Whatever goes wrong is a `ClientError`: `UnreachableError` or `ServerError`.
+
+    An answer may take as long as it takes; to give one up, cancel the task, or close the stream (`contextlib.aclosing`
+    around it): the server then stops at once.
+    """
+
+    def __init__(self, base_url: str = DEFAULT_URL, api_key: str | None = None) -> None:
+        """`base_url` may end with `/v1` or not."""
+        url = base_url if "://" in base_url else f"http://{base_url}"
+        self.base_url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=0),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def health(self) -> bool:
+        """Whether the server is ready: False while it loads its model."""
+        async with self._request("GET", "/health") as response:
+            return response.status == 200
+
+    async def models(self) -> list[str]:
+        """The names of the models served, the default one first."""
+        answer = await self._json("GET", "/v1/models")
+        return [model["id"] for model in answer["data"]]
+
+    async def default_model(self) -> str:
+        """The name of the first model served. Raises `ServerError` if there is none."""
+        names = await self.models()
+        if not names:
+            raise ServerError(f"{self.base_url} serves no model")
+        return names[0]
+
+    async def chat(self, messages: Sequence[Message], **fields: Any) -> Json:
+        """The answer of `POST /v1/chat/completions`; `fields` are further fields of the request."""
+        return await self._json("POST", "/v1/chat/completions", {"messages": messages, **fields})
+
+    async def complete(self, prompt: Prompt, **fields: Any) -> Json:
+        """The answer of `POST /v1/completions`; `fields` are further fields of the request."""
+        return await self._json("POST", "/v1/completions", {"prompt": prompt, **fields})
+
+    def stream_chat(self, messages: Sequence[Message], **fields: Any) -> AsyncGenerator[Json, None]:
+        """The chunks of `POST /v1/chat/completions` as they come."""
+        return self._stream("/v1/chat/completions", {"messages": messages, **fields})
+
+    def stream_complete(self, prompt: Prompt, **fields: Any) -> AsyncGenerator[Json, None]:
+        """The chunks of `POST /v1/completions` as they come."""
+        return self._stream("/v1/completions", {"prompt": prompt, **fields})
+
+    async def _json(self, method: str, path: str, body: Json | None = None) -> Json:
+        async with self._request(method, path, body) as response:
+            await _raise_for_error(response)
+            answer: Json = await response.json(content_type=None)
+            return answer
+
+    async def _stream(self, path: str, body: Json) -> AsyncGenerator[Json, None]:
+        parser = EventParser()
+        async with self._request("POST", path, {**body, "stream": True}) as response:
+            await _raise_for_error(response)
+            async for piece in response.content.iter_any():
+                for data in parser.feed(piece):
+                    if data == "[DONE]":
+                        return
+                    chunk: Json = json.loads(data)
+                    if "error" in chunk:
+                        raise _server_error(chunk["error"], None)
+                    yield chunk
+        raise UnreachableError(f"{self.base_url}: the stream ended before its [DONE]")
+
+    @contextlib.asynccontextmanager
+    async def _request(self, method: str, path: str, body: Json | None = None) -> AsyncIterator[aiohttp.ClientResponse]:
+        assert self._session is not None, "use `async with LockstepClient(...)`"
+        try:
+            async with self._session.request(method, self.base_url + path, json=body) as response:
+                yield response
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise ClientError(f"{self.base_url} is not the URL of a server") from error
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise UnreachableError(f"no server at {self.base_url} (start one with `lockstep serve`)") from error
+        except (aiohttp.ClientError, json.JSONDecodeError) as error:
+            raise UnreachableError(f"{self.base_url}: {error or type(error).__name__}") from error
+
+
+async def _raise_for_error(response: aiohttp.ClientResponse) -> None:
+    if response.status < 400:
+        return
+    text = await response.text(errors="replace")
+    try:
+        details = json.loads(text)["error"]
+    except (ValueError, KeyError, TypeError):
+        details = text.strip() or response.reason
+    raise _server_error(details, response.status)
+
+
+def _server_error(details: Any, status: int | None) -> ServerError:
+    """The error in OpenAI's envelope, or whatever else a server sent instead."""
+    if not isinstance(details, dict):
+        return ServerError(str(details), status=status)
+    message = str(details.get("message") or details)
+    return ServerError(message, status=status, param=details.get("param"), code=details.get("code"))
