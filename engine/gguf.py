@@ -6,6 +6,7 @@ is refused is refused as `ModelFileError`, naming the file, the reason and the k
 """
 
 import mmap
+import reprlib
 import stat
 import struct
 from collections.abc import Mapping
@@ -179,7 +180,10 @@ class _Cursor:
         self.subject: str | None = None
 
     def fail(self, reason: str) -> NoReturn:
-        raise ModelFileError(self.path, reason, self.subject)
+        subject = self.subject
+        if subject is not None and not (subject.isprintable() and len(subject) <= _MAX_TENSOR_NAME_BYTES):
+            subject = reprlib.repr(subject)  # a message stays one readable line, whatever the file says
+        raise ModelFileError(self.path, reason, subject)
 
     def skip(self, n_bytes: int) -> int:
         """The position of the next `n_bytes` bytes, which are passed over."""
@@ -288,8 +292,9 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
             cursor.fail("the metadata key occurs twice")
         metadata[key] = cursor.value(cursor.number("<I"))
     cursor.subject = "split.count"
-    if metadata.get("split.count", 1) not in (0, 1):
-        cursor.fail(f"is one of {metadata['split.count']} shards of a split model; merge them into one file first")
+    shards = metadata.get("split.count", 1)
+    if type(shards) is not int or shards > 1:
+        cursor.fail(f"is one of {reprlib.repr(shards)} shards of a split model; merge them into one file first")
     return metadata
 
 
@@ -298,7 +303,7 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
     cursor.subject = "general.alignment"
     if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
-        cursor.fail(f"must be a power of two of at least 8, and is {alignment!r}")
+        cursor.fail(f"must be a power of two of at least 8, and is {reprlib.repr(alignment)}")
     if "general.alignment" in metadata and alignment > cursor.size:
         cursor.fail(f"is {alignment}, more than the {cursor.size} bytes of the whole file")
     return alignment
