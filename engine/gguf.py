@@ -8,18 +8,18 @@ is refused is refused as `ModelFileError`, naming the file, the reason and the k
 import mmap
 import reprlib
 import stat
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ModelFileError
+from engine.gguf_cursor import Cursor
 from engine.quants import BLOCK_FORMATS
 
 T = TypeVar("T")
@@ -27,23 +27,8 @@ T = TypeVar("T")
 _MAX_DIMS = 4
 _MAX_KEY_BYTES = 65535
 _MAX_TENSOR_NAME_BYTES = 64
-_MAX_ARRAY_DEPTH = 4
 _MAX_ELEMENTS = 2**63 - 1
 
-_NUMBERS: Mapping[int, np.dtype[Any]] = {
-    0: np.dtype("<u1"),
-    1: np.dtype("<i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_MIN_VALUE_BYTES = {type_id: dtype.itemsize for type_id, dtype in _NUMBERS.items()} | {_BOOL: 1, _STRING: 8, _ARRAY: 12}
 _MIN_KEY_VALUE_BYTES = 8 + 1 + 4 + 1  # length, one letter, type, one byte of value
 _MIN_TENSOR_INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, one letter, number of dimensions, one of them, type, offset
 
@@ -73,7 +58,8 @@ class TensorInfo:
 class GGUFFile:
     """An open model file. `metadata` and `tensors` were read and checked by `open`; `data` maps a tensor's bytes.
 
-    In `metadata` an array of numbers or booleans is a numpy array, of strings a list, of arrays a tuple.
+    In `metadata` an array of numbers or booleans is a numpy array, of strings a list, of arrays a tuple. The file must
+    not shrink while it is open: the system kills a process that reads a mapped page that is gone.
     """
 
     def __init__(
@@ -99,7 +85,7 @@ class GGUFFile:
         """
         path = Path(path)
         mapped = _map(path)
-        cursor = _Cursor(path, mapped)
+        cursor = Cursor(path, mapped)
         version = _read_version(cursor)
         n_tensors, n_keys = cursor.number("<Q"), cursor.number("<Q")
         cursor.check_count(n_keys, _MIN_KEY_VALUE_BYTES, "metadata keys")
@@ -166,127 +152,24 @@ def _map(path: Path) -> mmap.mmap:
         raise ModelFileError(path, f"cannot be opened: {error}") from error
 
 
-class _Cursor:
-    """Reads forward through the header and refuses to read beyond the end of the file.
-
-    `subject` is the key or tensor being read, for the message.
-    """
-
-    def __init__(self, path: Path, content: mmap.mmap) -> None:
-        self.path = path
-        self.content = content
-        self.size = len(content)
-        self.position = 0
-        self.subject: str | None = None
-
-    def fail(self, reason: str) -> NoReturn:
-        subject = self.subject
-        if subject is not None and not (subject.isprintable() and len(subject) <= _MAX_TENSOR_NAME_BYTES):
-            subject = reprlib.repr(subject)  # a message stays one readable line, whatever the file says
-        raise ModelFileError(self.path, reason, subject)
-
-    def skip(self, n_bytes: int) -> int:
-        """The position of the next `n_bytes` bytes, which are passed over."""
-        start, end = self.position, self.position + n_bytes
-        if end > self.size:
-            self.fail(f"the file is truncated: needs {end} bytes up to here, has {self.size}")
-        self.position = end
-        return start
-
-    def number(self, fmt: str) -> Any:
-        start = self.skip(struct.calcsize(fmt))
-        return struct.unpack_from(fmt, self.content, start)[0]
-
-    def text(self, what: str, max_bytes: int | None = None) -> str:
-        n_bytes = self.number("<Q")
-        if max_bytes is not None and not 0 < n_bytes <= max_bytes:
-            self.fail(f"{what} has {n_bytes} bytes, must have 1 to {max_bytes}")
-        start = self.skip(n_bytes)
-        try:
-            return str(self.content[start : self.position], "utf-8")
-        except UnicodeDecodeError as error:
-            self.fail(f"{what} is not UTF-8: {error}")
-
-    def check_count(self, count: int, min_bytes: int, what: str) -> None:
-        """Refuse `count` items that cannot fit into the rest of the file, each being `min_bytes` long or longer."""
-        left = self.size - self.position
-        if count * min_bytes > left:
-            self.fail(f"{count} {what} need {count * min_bytes} bytes or more, and {left} are left in the file")
-
-    def value(self, type_id: int, depth: int = 0) -> Any:
-        """One metadata value of GGUF value type `type_id`."""
-        if type_id in _NUMBERS:
-            return self.numbers(type_id, 1)[0].item()
-        if type_id == _BOOL:
-            return bool(self.numbers(_BOOL, 1)[0])
-        if type_id == _STRING:
-            return self.text("the value")
-        if type_id != _ARRAY:
-            self.fail(f"has unknown value type {type_id}")
-        return self.array(depth + 1)
-
-    def array(self, depth: int) -> NDArray[Any] | list[str] | tuple[Any, ...]:
-        if depth > _MAX_ARRAY_DEPTH:
-            self.fail(f"has arrays nested more than {_MAX_ARRAY_DEPTH} deep")
-        type_id, count = self.number("<I"), self.number("<Q")
-        if type_id not in _MIN_VALUE_BYTES:
-            self.fail(f"is an array of unknown value type {type_id}")
-        self.check_count(count, _MIN_VALUE_BYTES[type_id], "array elements")
-        if type_id == _STRING:
-            return self.strings(count)
-        if type_id == _ARRAY:
-            return tuple(self.value(_ARRAY, depth) for _ in range(count))
-        return self.numbers(type_id, count)
-
-    def numbers(self, type_id: int, count: int) -> NDArray[Any]:
-        """`count` numbers or booleans, copied out of the map."""
-        dtype = _NUMBERS.get(type_id, np.dtype("<u1"))
-        start = self.skip(count * dtype.itemsize)
-        numbers: NDArray[Any] = np.frombuffer(self.content[start : self.position], dtype)
-        if type_id != _BOOL:
-            return numbers
-        if numbers.max(initial=0) > 1:
-            self.fail(f"has a boolean of value {numbers.max()}, must be 0 or 1")
-        return numbers.astype(np.bool_)
-
-    def strings(self, count: int) -> list[str]:
-        """`count` strings; a vocabulary has hundreds of thousands of them, so this is `text` unrolled into one loop."""
-        content, size, position = self.content, self.size, self.position
-        length_at = struct.Struct("<Q").unpack_from
-        strings = []
-        try:
-            for _ in range(count):
-                start = position + 8
-                position = start + length_at(content, position)[0]
-                if position > size:
-                    break
-                strings.append(str(content[start:position], "utf-8"))
-        except struct.error:
-            position = start
-        except UnicodeDecodeError as error:
-            self.fail(f"element {len(strings)} is not UTF-8: {error}")
-        self.skip(position - self.position)
-        return strings
-
-
-def _read_version(cursor: _Cursor) -> int:
+def _read_version(cursor: Cursor) -> int:
     magic = bytes(cursor.content[:4])
     if magic != b"GGUF":
         cursor.fail(f"is not a GGUF file: begins with {magic!r}, must begin with b'GGUF'")
     cursor.skip(4)
     version: int = cursor.number("<I")
     if version not in (2, 3):
-        if version & 0xFFFF == 0 and version != 0:
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in (1, 2, 3):
             cursor.fail("is a big-endian GGUF file; only little-endian files can be read")
         cursor.fail(f"has GGUF version {version}; only versions 2 and 3 can be read")
     return version
 
 
-def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
+def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for index in range(count):
         cursor.subject = f"metadata key {index}"
-        key = cursor.text("its name", _MAX_KEY_BYTES)
+        key = cursor.name(_MAX_KEY_BYTES)
         cursor.subject = key
         if key in metadata:
             cursor.fail("the metadata key occurs twice")
@@ -298,7 +181,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     return metadata
 
 
-def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
+def _alignment(cursor: Cursor, metadata: Mapping[str, Any]) -> int:
     """The file's alignment of tensor data, by the specification a multiple of 8; a power of two, as all have it."""
     alignment = metadata.get("general.alignment", 32)
     cursor.subject = "general.alignment"
@@ -309,11 +192,11 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
     return alignment
 
 
-def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
+def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for index in range(count):
         cursor.subject = f"tensor {index}"
-        name = cursor.text("its name", _MAX_TENSOR_NAME_BYTES)
+        name = cursor.name(_MAX_TENSOR_NAME_BYTES)
         cursor.subject = name
         if name in tensors:
             cursor.fail("the tensor occurs twice")
@@ -327,7 +210,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
     return tensors
 
 
-def _read_tensor_info(cursor: _Cursor, name: str, alignment: int) -> TensorInfo:
+def _read_tensor_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
     """One entry of the tensor table; its offset still counts from the start of the data section."""
     n_dims = cursor.number("<I")
     if not 1 <= n_dims <= _MAX_DIMS:
@@ -349,7 +232,7 @@ def _read_tensor_info(cursor: _Cursor, name: str, alignment: int) -> TensorInfo:
     return TensorInfo(name, type_id, shape, offset, block_format.n_bytes(shape))
 
 
-def _check_extents(cursor: _Cursor, tensors: Mapping[str, TensorInfo]) -> None:
+def _check_extents(cursor: Cursor, tensors: Mapping[str, TensorInfo]) -> None:
     """Refuse tensors whose data leaves the file or overlaps another's."""
     previous: TensorInfo | None = None
     for info in sorted(tensors.values(), key=lambda info: info.offset):
