@@ -51,7 +51,21 @@ class Sampled(msgspec.Struct, frozen=True):
     logprobs: TokenLogprobs | None = None
 
 
+class Scored(msgspec.Struct, frozen=True):
+    """The log-probabilities of the prompt tokens that follow each row of a prefill chunk, in order."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+
+
 class RowError(msgspec.Struct, frozen=True):
-    """One request's failure in a tick; the others in the batch are untouched."""
+    """One request's failure in a tick; the others in the batch are untouched.
+
+    `message` is for the client and names no internals; `cause` is for the log.
+    """
 
     message: str
+    cause: Exception | None = None
+
+
+Result = Sampled | Scored | RowError | None
+"""What one chunk came to; None for a prefill chunk that neither samples nor scores."""

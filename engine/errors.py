@@ -36,6 +36,19 @@ class ParamError(LockstepError, ValueError):
         super().__init__(message)
 
 
+class ContextLengthError(LockstepError, ValueError):
+    """A prompt that leaves no room for an answer: it has `num_prompt` tokens, a slot holds `max_len`."""
+
+    def __init__(self, num_prompt: int, max_len: int) -> None:
+        self.num_prompt = num_prompt
+        self.max_len = max_len
+        super().__init__(f"the prompt has {num_prompt} tokens, the context is {max_len}: it must be shorter")
+
+
+class LogitsError(LockstepError, ValueError):
+    """Logits no token can be drawn from: a NaN or an infinity among them, or every token forbidden."""
+
+
 class CacheError(LockstepError, ValueError):
     """A write that does not fit the KV cache: wrong shape, gap, or overflow. Nothing was changed."""
 

@@ -1,6 +1,6 @@
-"""What a request's consumer sees, in order: `Started`, any number of `Delta`s, one `ChoiceFinished` per choice, `Finished`.
+"""What a request's consumer sees: `Started`, any number of `Delta`s, one `ChoiceFinished` per choice, `Finished`.
 
-`Finished` comes exactly once for every submitted request, whatever happened to it.
+`Finished` is last and comes exactly once for every submitted request, whatever happened to it.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ from scheduler.request import FinishReason
 
 
 class Token(msgspec.Struct, frozen=True):
-    """One sampled token whose text has been released (control tokens and held-back pieces may have none of their own)."""
+    """One sampled token whose text has been released (a control token or half a character has none of its own)."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -53,24 +53,31 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens counted as OpenAI does: the prompt once whatever `n`, every sampled token of every choice, EOS included."""
+    """Tokens counted as OpenAI does: the prompt once whatever `n`, every token of every choice, EOS included."""
 
     prompt_tokens: int
     completion_tokens: int
 
     @property
     def total_tokens(self) -> int:
+        """Prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The one terminal event. `reason` is error if any choice failed (`error` says why), abort if it was cancelled."""
+    """The one terminal event.
+
+    `reason` is error if any choice failed (`error` says why in plain words, `cause` is the exception, for the log),
+    abort if it was cancelled, length if any choice ran out of room, else stop. `prompt_logprobs` has one entry per
+    prompt token, None for the first, if the request asked for them.
+    """
 
     request_id: str
     reason: FinishReason
     usage: Usage
     timings: Timings
     error: str | None = None
+    cause: Exception | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 

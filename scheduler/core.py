@@ -1,0 +1,367 @@
+"""The scheduler: which request gets which slot, what the next tick runs, and when a choice is over.
+
+Sans-io: no clock, no threads, no arrays. Instants and token ids come in as arguments, events go out as return values.
+A caller alternates `schedule` and `update`; `submit` and `finish` may come at any moment, also between the two.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from engine.batch import Chunk, Copy, Result, RowError, Sampled, Scored
+from engine.errors import ContextLengthError, ParamError, QueueFullError
+from scheduler.batch import Batch, Work
+from scheduler.events import ChoiceFinished, Event, Finished, Started, Timings, Usage
+from scheduler.metrics import Metrics
+from scheduler.output import Output, TokensOnly
+from scheduler.policy import PROMPT_LOGPROBS_CHUNK, Decode, Prefill, View, next_tick
+from scheduler.request import FinishReason, Request
+from scheduler.sequence import Sequence
+from scheduler.slots import SlotPool, SlotView
+
+
+class _Ending(NamedTuple):
+    """Why a choice is over; `stop_reason` is the stop string or stop token id that matched, if one did."""
+
+    reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+class Scheduler:
+    """First come, first served, over a fixed pool of slots.
+
+    `n_slots` sequences run at once, each of at most `max_len` positions; a prefill chunk has at most `prefill_chunk`
+    tokens; at most `max_queue` requests wait for their first slot; `eos_ids` end a choice unless it ignores them.
+    """
+
+    def __init__(
+        self, *, n_slots: int, max_len: int, prefill_chunk: int, max_queue: int, eos_ids: frozenset[int]
+    ) -> None:
+        self.max_len = max_len
+        self.metrics = Metrics()
+        self._prefill_chunk = prefill_chunk
+        self._max_queue = max_queue
+        self._eos_ids = eos_ids
+        self._pool = SlotPool(n_slots)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        """Every sequence that holds a slot, in order of admission."""
+        self._requests: dict[str, tuple[Sequence, ...]] = {}
+        """The choices of every unfinished request."""
+        self._in_flight: Batch | None = None
+        self._after_prefill = False
+
+    @property
+    def num_running(self) -> int:
+        """Choices that hold a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests whose `Finished` has not come yet."""
+        return len(self._requests)
+
+    @property
+    def cache_usage(self) -> float:
+        """The part of all slots' positions that is filled, 0 to 1."""
+        return sum(sequence.num_computed for sequence in self._running) / (self._pool.n_slots * self.max_len)
+
+    def slots(self) -> list[SlotView]:
+        """What every slot is doing, in slot order."""
+        views = [SlotView(slot) for slot in range(self._pool.n_slots)]
+        for sequence in self._running:
+            assert sequence.slot is not None
+            views[sequence.slot] = SlotView(
+                slot=sequence.slot,
+                state="prefilling" if sequence.num_computed < sequence.num_prompt else "decoding",
+                request_id=sequence.request.id,
+                index=sequence.index,
+                num_prompt=sequence.num_prompt,
+                num_computed=sequence.num_computed,
+                num_output=len(sequence.output_ids),
+            )
+        return views
+
+    def unfinished_ids(self) -> list[str]:
+        """The ids of all unfinished requests, oldest first."""
+        return list(self._requests)
+
+    def submit(
+        self, request: Request, now: float, open_output: Callable[[Request, int], Output] = TokensOnly
+    ) -> list[Event]:
+        """Take `request` in, and let it start if slots are free. `open_output` makes each choice's way out.
+
+        Raises `ContextLengthError` for a prompt that fills the context, `QueueFullError`, and `ParamError` for an
+        empty prompt, n < 1 or the id of an unfinished request. Nothing has changed then.
+        """
+        num_prompt = len(request.prompt_ids)
+        if num_prompt == 0:
+            raise ParamError("prompt", "prompt must have at least one token")
+        if request.n < 1:
+            raise ParamError("n", f"n must be >= 1, got {request.n}")
+        if num_prompt >= self.max_len:
+            raise ContextLengthError(num_prompt, self.max_len)
+        if request.id in self._requests:
+            raise ParamError("request_id", f"request_id {request.id!r} is already running")
+        num_queued = sum(sequence.index == 0 for sequence in self._waiting)
+        if num_queued >= self._max_queue and not self._pool.num_free:
+            raise QueueFullError(f"{num_queued} requests are waiting, the limit is {self._max_queue}")
+
+        limit = self.max_len - num_prompt
+        if request.params.max_tokens is not None:
+            limit = min(limit, request.params.max_tokens)
+        choices = tuple(
+            Sequence(request, index, limit, t_arrival=now, output=open_output(request, index))
+            for index in range(request.n)
+        )
+        self._requests[request.id] = choices
+        self._waiting.extend(choices)
+        self.metrics.num_requests += 1
+        return self._admit(now)
+
+    def finish(
+        self,
+        request_id: str,
+        reason: FinishReason,
+        now: float,
+        *,
+        error: RowError | None = None,
+    ) -> list[Event]:
+        """End a request from outside; its slots are free at once, even in mid-flight.
+
+        Does nothing if it has ended already, or never was.
+        """
+        events: list[Event] = []
+        for sequence in self._requests.get(request_id, ()):
+            events += self._end(sequence, _Ending(reason), now, error)
+        return events + self._admit(now)
+
+    def schedule(self) -> Batch | None:
+        """What the next tick runs; None if there is nothing to do. Its results must come back through `update`."""
+        assert self._in_flight is None, "schedule() before the last batch's update()"
+        decoding: list[tuple[Sequence, Sequence | None]] = []
+        prefilling: Sequence | None = None
+        for sequence in self._running:
+            if sequence.num_computed >= sequence.prefill_end:
+                decoding.append((sequence, None))
+            elif (source := self._prefilled_sibling(sequence)) is not None:
+                decoding.append((sequence, source))
+            elif prefilling is None:
+                prefilling = sequence
+
+        tick = next_tick(
+            View(
+                num_decoding=len(decoding),
+                num_to_prefill=prefilling.prefill_end - prefilling.num_computed if prefilling else 0,
+                max_chunk=self._max_chunk(prefilling) if prefilling else 0,
+                after_prefill=self._after_prefill,
+            )
+        )
+        match tick:
+            case None:
+                return None
+            case Prefill(num_tokens):
+                assert prefilling is not None
+                batch = Batch((_prefill_work(prefilling, num_tokens),))
+            case Decode():
+                batch = Batch(
+                    work=tuple(_decode_work(sequence, source) for sequence, source in decoding),
+                    copies=tuple(_copy(source, sequence) for sequence, source in decoding if source is not None),
+                )
+        self._after_prefill = isinstance(tick, Prefill)
+        self._in_flight = batch
+        self.metrics.on_tick(tick, batch.num_tokens)
+        return batch
+
+    def update(self, batch: Batch, results: list[Result], now: float) -> list[Event]:
+        """Account for a batch that has run: `results` has one entry for each of `batch.work`, in order.
+
+        What belongs to a sequence that has ended meanwhile is ignored, whoever has its slot now.
+        """
+        assert batch is self._in_flight, "update() with a batch that schedule() did not just return"
+        self._in_flight = None
+        events: list[Event] = []
+        for work, result in zip(batch.work, results, strict=True):
+            if not work.sequence.is_finished:
+                events += self._advance(work, result, now)
+        return events + self._admit(now)
+
+    def _admit(self, now: float) -> list[Event]:
+        """Give free slots to the head of the queue."""
+        events: list[Event] = []
+        while self._waiting and self._pool.num_free:
+            sequence = self._waiting.popleft()
+            sequence.slot = self._pool.acquire()
+            sequence.t_admitted = now
+            self._running.append(sequence)
+            if sequence.index == 0:
+                events.append(Started(sequence.request.id, now - sequence.t_arrival))
+        return events
+
+    def _prefilled_sibling(self, sequence: Sequence) -> Sequence | None:
+        """A choice of the same request whose slot holds all that `sequence` would have to prefill."""
+        for sibling in self._requests[sequence.request.id]:
+            if sibling.slot is not None and sibling.num_computed >= sequence.prefill_end:
+                return sibling
+        return None
+
+    def _max_chunk(self, sequence: Sequence) -> int:
+        return min(self._prefill_chunk, PROMPT_LOGPROBS_CHUNK) if _is_scored(sequence) else self._prefill_chunk
+
+    def _advance(self, work: Work, result: Result, now: float) -> list[Event]:
+        """What one chunk's result means for its sequence."""
+        sequence = work.sequence
+        sequence.num_computed = work.chunk.start + len(work.chunk.token_ids)
+        if sequence.index == 0 and work.chunk.start < sequence.num_prompt <= sequence.num_computed:
+            self.metrics.prompt_tokens += sequence.num_prompt
+        match result:
+            case RowError():
+                return self._fail(sequence, result, now)
+            case Scored(logprobs):
+                sequence.prompt_logprobs += logprobs
+            case Sampled():
+                return self._append(sequence, result, now)
+        if sequence.limit == 0 and sequence.num_computed == sequence.num_prompt:
+            return self._end(sequence, _Ending(FinishReason.LENGTH), now)
+        return []
+
+    def _append(self, sequence: Sequence, sampled: Sampled, now: float) -> list[Event]:
+        """One more token: what it releases, and the end of the choice if this is it."""
+        self.metrics.on_token(sequence.t_last_token, now)
+        sequence.output_ids.append(sampled.token_id)
+        if sequence.t_first_token is None:
+            sequence.t_first_token = now
+        sequence.t_last_token = now
+
+        params = sequence.request.params
+        ending = None
+        if sampled.token_id in self._eos_ids and not params.ignore_eos:
+            ending = _Ending(FinishReason.STOP)
+        elif sampled.token_id in params.stop_token_ids:
+            ending = _Ending(FinishReason.STOP, sampled.token_id)
+        is_eos = ending is not None and ending.stop_reason is None
+        hidden = ending is not None and (is_eos or not params.include_stop_str_in_output)
+
+        released = sequence.output.push(sampled, hidden=hidden)
+        if isinstance(released, RowError):
+            return self._fail(sequence, released, now)
+        events: list[Event] = [] if released is None else [released]
+        if ending is None and sequence.output.matched is not None:
+            ending = _Ending(FinishReason.STOP, sequence.output.matched)
+        if ending is None and len(sequence.output_ids) >= sequence.limit:
+            ending = _Ending(FinishReason.LENGTH)
+        if ending is not None:
+            events += self._end(sequence, ending, now)
+        return events
+
+    def _fail(self, sequence: Sequence, error: RowError, now: float) -> list[Event]:
+        """End the whole request of `sequence`, and no other, with an error."""
+        events: list[Event] = []
+        for sibling in self._requests[sequence.request.id]:
+            events += self._end(sibling, _Ending(FinishReason.ERROR), now, error)
+        return events
+
+    def _end(self, sequence: Sequence, ending: _Ending, now: float, error: RowError | None = None) -> list[Event]:
+        """End one choice and free its slot; the last one to end ends the request."""
+        if sequence.is_finished:
+            return []
+        events: list[Event] = []
+        if ending.reason is not FinishReason.ERROR:
+            rest = sequence.output.flush()
+            if isinstance(rest, RowError):
+                return self._fail(sequence, rest, now)
+            if rest is not None:
+                events.append(rest)
+            if ending.reason is FinishReason.LENGTH and sequence.output.matched is not None:
+                ending = _Ending(FinishReason.STOP, sequence.output.matched)
+
+        sequence.finish_reason = ending.reason
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            self._pool.release(sequence.slot)
+            sequence.slot = None
+        self.metrics.on_choice_finished(sequence)
+        request = sequence.request
+        events.append(
+            ChoiceFinished(request.id, sequence.index, ending.reason, ending.stop_reason, len(sequence.output_ids))
+        )
+        choices = self._requests[request.id]
+        if all(choice.is_finished for choice in choices):
+            del self._requests[request.id]
+            finished = _finished(choices, now, error)
+            self.metrics.on_finished(finished)
+            events.append(finished)
+        return events
+
+
+def _is_scored(sequence: Sequence) -> bool:
+    """Whether prefill rows of `sequence` want logits: the prompt is scored once, by the choice that comes first."""
+    return sequence.index == 0 and sequence.request.params.prompt_logprobs is not None
+
+
+def _prefill_work(sequence: Sequence, num_tokens: int) -> Work:
+    assert sequence.slot is not None
+    start, end = sequence.num_computed, sequence.num_computed + num_tokens
+    samples = end == sequence.num_prompt and sequence.limit > 0
+    n_logits = num_tokens if _is_scored(sequence) else int(samples)
+    return Work(sequence, Chunk(sequence.slot, start, sequence.request.prompt_ids[start:end], n_logits), samples)
+
+
+def _decode_work(sequence: Sequence, source: Sequence | None) -> Work:
+    """One row; with a `source` it is the last token of the prompt, behind the rows copied from there."""
+    assert sequence.slot is not None
+    samples = sequence.limit > 0
+    if source is None:
+        start, token_id = sequence.num_computed, sequence.next_token_id
+    else:
+        start, token_id = sequence.prefill_end, sequence.request.prompt_ids[-1]
+    return Work(sequence, Chunk(sequence.slot, start, (token_id,), int(samples)), samples)
+
+
+def _copy(source: Sequence, target: Sequence) -> Copy:
+    assert source.slot is not None
+    assert target.slot is not None
+    return Copy(source.slot, target.slot, target.prefill_end)
+
+
+_SEVERITY = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)
+
+
+def _finished(choices: tuple[Sequence, ...], now: float, error: RowError | None) -> Finished:
+    """The terminal event of a request whose `choices` are all over."""
+    first = choices[0]
+    prompt_logprobs = None
+    if first.request.params.prompt_logprobs is not None:
+        prompt_logprobs = (None, *first.prompt_logprobs)
+    return Finished(
+        request_id=first.request.id,
+        reason=next(reason for reason in _SEVERITY if any(choice.finish_reason is reason for choice in choices)),
+        usage=Usage(first.num_prompt, sum(len(choice.output_ids) for choice in choices)),
+        timings=_timings(choices, now),
+        error=error.message if error else None,
+        cause=error.cause if error else None,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _timings(choices: tuple[Sequence, ...], now: float) -> Timings:
+    """Where the time went. Each part ends where the next begins, or at `now` if it was never reached."""
+    t_arrival = choices[0].t_arrival
+    t_admitted = min((c.t_admitted for c in choices if c.t_admitted is not None), default=now)
+    t_first_token = min((c.t_first_token for c in choices if c.t_first_token is not None), default=None)
+    t_decoding = now if t_first_token is None else t_first_token
+    queue_s, prefill_s, decode_s = t_admitted - t_arrival, t_decoding - t_admitted, now - t_decoding
+    return Timings(
+        queue_s=queue_s,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        e2e_s=queue_s + prefill_s + decode_s,
+        ttft_s=None if t_first_token is None else queue_s + prefill_s,
+    )
