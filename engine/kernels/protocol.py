@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Chunk
 from engine.config import ModelConfig
+from engine.errors import CacheError
 from engine.quants import Tensor
 
 FloatArray = NDArray[np.float32]
@@ -65,10 +66,39 @@ class Cache(Protocol):
         """Bytes this layout reserves (virtual: memory is touched only when used)."""
 
 
+def begin(chunks: Sequence[Chunk], cache: Cache) -> None:
+    """Make `cache` ready for `chunks`: whatever their slots held from their starts on is forgotten.
+
+    Raises `CacheError`, having changed nothing, for a batch without chunks, a slot that does not exist or occurs twice,
+    a chunk without tokens or with more logits than tokens, and one that would leave a gap or overflow its slot.
+    """
+    if not chunks:
+        raise CacheError("a batch must have at least one chunk")
+    seen: set[int] = set()
+    for chunk in chunks:
+        n, name = len(chunk.token_ids), f"the chunk for slot {chunk.slot}"
+        if not 0 <= chunk.slot < cache.n_slots:
+            raise CacheError(f"slot must be in [0, {cache.n_slots}), got {chunk.slot}")
+        if chunk.slot in seen:
+            raise CacheError(f"slot {chunk.slot} has two chunks in one batch")
+        seen.add(chunk.slot)
+        if not 0 <= chunk.n_logits <= n or n == 0:
+            raise CacheError(f"{name} has {n} tokens and wants {chunk.n_logits} logits")
+        held = cache.seq_len(slot=chunk.slot)
+        if not 0 <= chunk.start <= held:
+            raise CacheError(f"{name} starts at {chunk.start}, the slot holds {held} positions")
+        if chunk.start + n > cache.max_len:
+            raise CacheError(f"{name} ends at {chunk.start + n}, max_len is {cache.max_len}")
+    for chunk in chunks:
+        cache.truncate(chunk.start, chunk.slot)
+
+
 class KernelSet(Protocol):
     """`pack` weights once, then `forward` ragged batches against a cache of this set's own making."""
 
     name: str
+    cpu_path: str
+    """What decides the bits beside the code: library versions and the CPU features in use."""
 
     def pack(self, config: ModelConfig, tensors: TensorSource, progress: Callable[[float], None]) -> Any:
         """The model's weights in this set's layout. `progress` is called with the fraction done."""
