@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 
 # Where the float16 scales of a block lie, and how large one must be (against the first) for weights around zero.
-_SCALES: dict[str, dict[int, float]] = {
+SCALES: dict[str, dict[int, float]] = {
     "Q4_0": {0: 1},
     "Q4_1": {0: 1, 2: -7.5},
     "Q5_0": {0: 1},
@@ -18,7 +18,7 @@ _SCALES: dict[str, dict[int, float]] = {
     "Q5_K": {0: 1, 2: 15.5},
     "Q6_K": {208: 1},
 }
-QUANTIZED = tuple(_SCALES)
+QUANTIZED = tuple(SCALES)
 
 
 def type_id(name: str) -> int:
@@ -45,7 +45,7 @@ def random_blocks(name: str, n_blocks: int, rng: np.random.Generator, scales: np
     _, type_size = block_sizes(name)
     blocks = rng.integers(0, 256, (n_blocks, type_size), np.uint8)
     first = rng.uniform(0.005, 0.01, n_blocks)
-    for offset, ratio in _SCALES[name].items():
+    for offset, ratio in SCALES[name].items():
         values = first * ratio if scales is None else rng.choice(scales, n_blocks)
         blocks[:, offset : offset + 2] = values.astype("<f2")[:, None].view(np.uint8)
     return blocks
@@ -60,7 +60,7 @@ def encode(name: str, weights: np.ndarray, rng: np.random.Generator) -> bytes:
     n_blocks = prod(weights.shape) // block_size
     probe = oracle(name, random_blocks(name, 256, np.random.default_rng(0)), (256, block_size))
     blocks = random_blocks(name, n_blocks, rng)
-    for offset in _SCALES[name]:
+    for offset in SCALES[name]:
         scale = blocks[:, offset : offset + 2].copy().view("<f2")
         blocks[:, offset : offset + 2] = (scale * (weights.std() / probe.std())).astype("<f2").view(np.uint8)
     return blocks.tobytes()
