@@ -176,8 +176,8 @@ def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
         metadata[key] = cursor.value(cursor.number("<I"))
     cursor.subject = "split.count"
     shards = metadata.get("split.count", 1)
-    if type(shards) is not int or shards > 1:
-        cursor.fail(f"is one of {reprlib.repr(shards)} shards of a split model; merge them into one file first")
+    if type(shards) is not int or shards not in (0, 1):
+        cursor.fail(f"is {reprlib.repr(shards)}: the file is a shard of a split model; merge its shards into one file")
     return metadata
 
 
