@@ -1,0 +1,55 @@
+"""The backend that serves: a model, its cache, and the sampler."""
+
+from engine.model import Model
+
+from engine.batch import Result, RowError, Scored
+from engine.errors import LockstepError
+from engine.kernels.protocol import Cache, FloatArray
+from engine.sampler import request_rng, sample, token_logprobs
+from scheduler.batch import Batch, Work
+
+
+class ModelBackend:
+    """One forward over all chunks, then each row's own sampling."""
+
+    def __init__(self, model: Model, cache: Cache) -> None:
+        self._model = model
+        self._cache = cache
+        self._eos_ids = model.tokenizer.eos_ids
+
+    def run(self, batch: Batch) -> list[Result]:
+        """One result for each of `batch.work`, in order; raises what the model raises."""
+        for copy in batch.copies:
+            self._cache.copy(copy.source, copy.target, copy.length)
+        logits = self._model.forward(batch.chunks, self._cache)
+        results: list[Result] = []
+        row = 0
+        for work in batch.work:
+            results.append(self._guarded(work, logits[row : row + work.chunk.n_logits]))
+            row += work.chunk.n_logits
+        return results
+
+    def _guarded(self, work: Work, logits: FloatArray) -> Result:
+        try:
+            return self._result(work, logits)
+        except LockstepError as refusal:
+            return RowError(str(refusal), refusal)
+        except Exception as fault:  # noqa: BLE001 - one request's failure must not reach the others of the batch
+            return RowError("the server failed to choose a token", fault)
+
+    def _result(self, work: Work, logits: FloatArray) -> Result:
+        sequence, request = work.sequence, work.sequence.request
+        params = request.params
+        if work.samples:
+            rng = request_rng(params.seed or 0, sequence.index)
+            return sample(logits[-1], params, sequence.output_ids, rng, request.prompt_ids, eos_ids=self._eos_ids)
+        if len(logits) and params.prompt_logprobs is not None:
+            first = work.chunk.start + 1
+            followers = request.prompt_ids[first : first + len(logits)]
+            return Scored(
+                tuple(
+                    token_logprobs(row, token_id, params.prompt_logprobs)
+                    for row, token_id in zip(logits, followers, strict=True)
+                )
+            )
+        return None
