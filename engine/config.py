@@ -98,7 +98,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "llama.attention.value_length",
             )
         context = _positive_int(file, "llama.context_length")
-        has_window = file.metadata.get("llama.attention.sliding_window", 0) != 0
+        has_window = file.get("llama.attention.sliding_window", int, 0) != 0
         config = cls(
             architecture=architecture,
             name=file.get("general.name", str, file.path.stem),
