@@ -67,6 +67,11 @@ class EngineLoop:
         """The part of all slots' positions that is filled, 0 to 1."""
         return self._scheduler.cache_usage
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing new is taken in: shutting down, or the engine has failed."""
+        return self._is_draining
+
     def slots(self) -> list[SlotView]:
         """What every slot is doing."""
         return self._scheduler.slots()

@@ -1,0 +1,130 @@
+"""From an HTTP request for text to its response: submit, then collect or stream, and end what a gone client left."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import structlog
+from aiohttp import web
+
+from engine.errors import LockstepError
+from scheduler.events import ChoiceFinished, Delta, Finished, Started
+from scheduler.request import FinishReason
+from scheduler.serve.answers import AnswerForm, ChoiceSoFar
+from scheduler.serve.body import json_response, read_body
+from scheduler.serve.call import RunningCall
+from scheduler.serve.service import Service
+from scheduler.serve.serving import SERVING, SETTINGS
+from scheduler.serve.settings import ServeSettings
+from scheduler.serve.sse import EventWriter
+from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error
+from scheduler.serve.wire.generation import Answer
+
+Prepare = Callable[[Service, bytes], AnswerForm]
+
+
+async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
+    """The response to a call for text, whose body `prepare` understands.
+
+    Everything that can be refused is refused before the first byte of an answer. If the client goes away this is
+    cancelled, and the call's slots are free.
+    """
+    settings = request.app[SETTINGS]
+    service = request.app[SERVING].get()
+    form = await service.off_loop(prepare, service, await read_body(request))
+    running = RunningCall(service, form.call)
+    try:
+        if form.call.stream:
+            return await _stream(request, form, running, settings)
+        return json_response(await _collect(form, running, settings))
+    finally:
+        running.close()
+
+
+async def _collect(form: AnswerForm, running: RunningCall, settings: ServeSettings) -> Answer:
+    """The whole answer. Raises `ApiError` if there is none."""
+    call = form.call
+    choices = [ChoiceSoFar() for _ in range(call.num_choices)]
+    finished: dict[int, Finished] = {}
+    async with _time_limit(settings), contextlib.aclosing(running.events()) as events:
+        async for position, event in events:
+            match event:
+                case Delta():
+                    choices[call.index(position, event.index)].add(event)
+                case ChoiceFinished():
+                    choices[call.index(position, event.index)].end = event
+                case Finished():
+                    _raise_if_failed(event)
+                    finished[position] = event
+                case Started():
+                    pass
+    return form.whole(choices, _in_order(finished))
+
+
+async def _stream(
+    request: web.Request, form: AnswerForm, running: RunningCall, settings: ServeSettings
+) -> web.StreamResponse:
+    """The answer as server-sent events, `[DONE]` always the last, an error before it if there was one."""
+    async with EventWriter(request, ping_s=settings.sse_ping, write_timeout_s=settings.write_timeout) as writer:
+        try:
+            await _stream_events(form, running, settings, writer)
+        except ConnectionError:
+            raise
+        except LockstepError as error:
+            await writer.send(as_api_error(error).envelope, done=True)
+        except Exception:  # noqa: BLE001 - logged; the status line is sent, so the stream itself must say so
+            structlog.get_logger("lockstep.http").exception("stream failed", request_id=form.call.id)
+            await writer.send(internal_error().envelope, done=True)
+        return await writer.end()
+
+
+async def _stream_events(form: AnswerForm, running: RunningCall, settings: ServeSettings, writer: EventWriter) -> None:
+    """Write every event of the call in its form. Raises `ApiError` if it failed."""
+    call = form.call
+    num_ended = 0
+    last: tuple[int, ChoiceFinished] | None = None
+    finished: dict[int, Finished] = {}
+    async with _time_limit(settings), contextlib.aclosing(running.events()) as events:
+        async for position, event in events:
+            match event:
+                case Delta():
+                    await writer.send(*form.deltas(position, event))
+                case ChoiceFinished() if event.reason is not FinishReason.ERROR:
+                    num_ended += 1
+                    if num_ended < call.num_choices:
+                        await writer.send(*form.ends(position, event))
+                    else:
+                        # The last end waits for the costs of the whole, which come in the same tick.
+                        last = position, event
+                case Finished():
+                    _raise_if_failed(event)
+                    finished[position] = event
+                case _:
+                    pass
+    assert last is not None
+    costs = _in_order(finished)
+    closing = form.ends(*last, costs)
+    if call.include_usage:
+        closing.append(form.usage(costs))
+    await writer.send(*closing, done=True)
+
+
+@contextlib.asynccontextmanager
+async def _time_limit(settings: ServeSettings) -> AsyncIterator[None]:
+    """Raise `ApiError` 504 if what is inside takes longer than a request may."""
+    try:
+        async with asyncio.timeout(settings.request_timeout):
+            yield
+    except TimeoutError:
+        limit = settings.request_timeout
+        raise ApiError(504, f"the request took longer than {limit} s", kind="timeout", code="request_timeout") from None
+
+
+def _raise_if_failed(finished: Finished) -> None:
+    if finished.reason is FinishReason.ERROR:
+        assert finished.error is not None
+        raise internal_error(finished.error)
+
+
+def _in_order(finished: dict[int, Finished]) -> list[Finished]:
+    return [finished[position] for position in sorted(finished)]

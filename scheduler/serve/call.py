@@ -1,0 +1,121 @@
+"""One client's call for text while it is answered: its requests, their events, and their end whatever happens."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import msgspec
+
+from engine.params import SamplingParams
+from scheduler.events import Event, Finished, Timings, Usage
+from scheduler.request import Request
+from scheduler.serve.service import Service, TokenIds
+from scheduler.serve.wire.generation import CallFields
+from scheduler.serve.wire.sampling import draw_seed
+from scheduler.stream import EventStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What was asked, ready to run: one request per prompt. Choice i of prompt p has index p * n + i."""
+
+    id: str
+    model: str
+    requests: tuple[Request, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(
+        cls, fields: CallFields, *, prefix: str, model: str, prompts: Sequence[TokenIds], params: SamplingParams
+    ) -> Self:
+        """The call for `prompts`, each with `params`; without a seed of the client's, each draws its own."""
+        call_id = f"{prefix}-{fields.request_id or uuid.uuid4().hex}"
+        requests = []
+        for position, prompt_ids in enumerate(prompts):
+            own = params
+            if position and fields.seed is None:
+                own = msgspec.structs.replace(params, seed=draw_seed())
+            request_id = call_id if len(prompts) == 1 else f"{call_id}-{position}"
+            requests.append(Request(id=request_id, prompt_ids=prompt_ids, params=own, n=fields.num_choices))
+        options = fields.stream_options
+        return cls(
+            id=call_id,
+            model=model,
+            requests=tuple(requests),
+            stream=bool(fields.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+            return_token_ids=bool(fields.return_token_ids),
+        )
+
+    @property
+    def num_choices(self) -> int:
+        """Of all prompts together."""
+        return sum(request.n for request in self.requests)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts together, each once whatever `n`."""
+        return sum(len(request.prompt_ids) for request in self.requests)
+
+    def index(self, position: int, choice: int) -> int:
+        """The index of a choice of the prompt at `position`, among all choices of the answer."""
+        return position * self.requests[0].n + choice
+
+
+class RunningCall:
+    """A submitted call. Its requests are in the queue or running; `close` ends those that are unfinished.
+
+    Raises what `Service.submit` raises, with none of the requests submitted.
+    """
+
+    def __init__(self, service: Service, call: Call) -> None:
+        self._streams: list[EventStream] = []
+        try:
+            for request in call.requests:
+                self._streams.append(service.submit(request))
+        except BaseException:
+            self.close()
+            raise
+
+    async def events(self) -> AsyncGenerator[tuple[int, Event]]:
+        """Every event with its prompt's position, until all requests have finished."""
+        if len(self._streams) == 1:
+            async for event in self._streams[0]:
+                yield 0, event
+            return
+        # One task a stream, each with one event: a slow consumer holds back every stream, and buffers nothing.
+        arriving = {asyncio.ensure_future(anext(stream)): position for position, stream in enumerate(self._streams)}
+        try:
+            while arriving:
+                done, _ = await asyncio.wait(arriving, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=arriving.__getitem__):
+                    position = arriving.pop(task)
+                    event = task.result()
+                    yield position, event
+                    if not isinstance(event, Finished):
+                        arriving[asyncio.ensure_future(anext(self._streams[position]))] = position
+        finally:
+            for task in arriving:
+                task.cancel()
+
+    def close(self) -> None:
+        """Abort what is unfinished: its slots are free when this returns."""
+        for stream in self._streams:
+            stream.close()
+
+
+def summed(finished: Sequence[Finished]) -> tuple[Usage, Timings]:
+    """The tokens of all requests of a call together, and the times of the one that took longest."""
+    usage = Usage(
+        prompt_tokens=sum(event.usage.prompt_tokens for event in finished),
+        completion_tokens=sum(event.usage.completion_tokens for event in finished),
+    )
+    return usage, max((event.timings for event in finished), key=lambda timings: timings.e2e_s)

@@ -1,0 +1,123 @@
+"""POST /v1/completions: a body to a call, events to completions' form of an answer."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from scheduler.events import ChoiceFinished, Delta, Finished
+from scheduler.serve.answers import AnswerForm, ChoiceSoFar, ids_of, logprobs_of
+from scheduler.serve.call import Call
+from scheduler.serve.service import Service, TokenIds
+from scheduler.serve.wire.completions import Completion, CompletionChoice, CompletionRequest
+from scheduler.serve.wire.decode import decode
+from scheduler.serve.wire.generation import Answer
+from scheduler.serve.wire.logprobs import CompletionLog, joined, prompt_logprobs
+from scheduler.serve.wire.prompt import Prompt, prompts_of
+
+_DECODER = msgspec.json.Decoder(CompletionRequest)
+
+
+def completion_form(service: Service, body: bytes) -> AnswerForm:
+    """The form in which the call in `body` is to be answered. In the pool.
+
+    Raises `ApiError` or `ParamError` for whatever cannot be answered.
+    """
+    fields = decode(body, _DECODER)
+    fields.check()
+    model = service.model_name(fields.model)
+    scored = fields.prompt_logprobs
+    if scored is None and fields.echo:
+        scored = fields.logprobs
+    params = fields.sampling_params(
+        logprobs=fields.logprobs,
+        prompt_logprobs=scored,
+        vocab_size=service.tokenizer.vocab_size,
+        encode=service.encode_plain,
+    )
+    given = prompts_of(fields.prompt)
+    limited = fields.truncate_prompt_tokens is None
+    prompts = [service.check_prompt(fields, _ids(service, prompt, limited=limited), param="prompt") for prompt in given]
+    call = Call.of(fields, prefix="cmpl", model=model, prompts=prompts, params=params)
+    echoes = [_echo(service, *pair) for pair in zip(given, prompts, strict=True)] if fields.echo else None
+    return CompletionForm(call, service, echoes, wants_prompt_logprobs=fields.prompt_logprobs is not None)
+
+
+def _ids(service: Service, prompt: Prompt, *, limited: bool) -> TokenIds:
+    return service.ids_of_text(prompt, limited=limited) if isinstance(prompt, str) else tuple(prompt)
+
+
+def _echo(service: Service, prompt: Prompt, ids: TokenIds) -> str:
+    return prompt if isinstance(prompt, str) else service.tokenizer.decode(ids, skip_special=False)
+
+
+class CompletionForm(AnswerForm):
+    """OpenAI's completion; with `echoes`, each choice begins with its prompt's text, and its log-probabilities."""
+
+    def __init__(
+        self, call: Call, service: Service, echoes: Sequence[str] | None, *, wants_prompt_logprobs: bool
+    ) -> None:
+        super().__init__(call, service)
+        self._echoes = echoes
+        self._wants_prompt_logprobs = wants_prompt_logprobs
+        self._logs: dict[int, CompletionLog] = {}
+
+    def _open(self, position: int, index: int) -> list[Answer]:
+        if self._echoes is None and not self.call.return_token_ids:
+            return []
+        choice = CompletionChoice(index=index, text=self._echo(position))
+        if self.call.return_token_ids:
+            choice.prompt_token_ids = self._request(position).prompt_ids
+        return [Completion(**self.common, choices=[choice])]
+
+    def _delta(self, position: int, delta: Delta) -> Answer:
+        index = self.call.index(position, delta.index)
+        choice = CompletionChoice(index=index, text=delta.text)
+        if self._wants_logprobs(position):
+            choice.logprobs = self._log(position, index).of(ids_of(delta.tokens), logprobs_of(delta.tokens))
+        if self.call.return_token_ids:
+            choice.token_ids = ids_of(delta.tokens)
+        return Completion(**self.common, choices=[choice])
+
+    def _end(self, position: int, end: ChoiceFinished) -> Answer:
+        index = self.call.index(position, end.index)
+        choice = CompletionChoice(index=index, text="", **self._end_fields(position, end))
+        return Completion(**self.common, choices=[choice])
+
+    def _empty_chunk(self) -> Answer:
+        return Completion(**self.common, choices=[])
+
+    def _whole(self, choices: Sequence[ChoiceSoFar], finished: Sequence[Finished]) -> Answer:
+        answer = Completion(**self.common, choices=[])
+        for index, so_far in enumerate(choices):
+            position = index // self._request(0).n
+            answer.choices.append(self._choice(position, index, so_far, finished[position]))
+        return answer
+
+    def _choice(self, position: int, index: int, so_far: ChoiceSoFar, finished: Finished) -> CompletionChoice:
+        assert so_far.end is not None
+        end = self._end_fields(position, so_far.end)
+        choice = CompletionChoice(index=index, text=self._echo(position) + so_far.text, **end)
+        token_bytes = self.service.tokenizer.token_bytes
+        if self._wants_logprobs(position):
+            ids, logprobs = ids_of(so_far.tokens), logprobs_of(so_far.tokens)
+            choice.logprobs = self._log(position, index).of(ids, logprobs)
+            if self._echoes is not None and finished.prompt_logprobs is not None:
+                prompt_log = CompletionLog(token_bytes).of(self._request(position).prompt_ids, finished.prompt_logprobs)
+                choice.logprobs = joined(prompt_log, choice.logprobs)
+        if self.call.return_token_ids:
+            choice.prompt_token_ids = self._request(position).prompt_ids
+            choice.token_ids = ids_of(so_far.tokens)
+        if self._wants_prompt_logprobs and finished.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(finished.prompt_logprobs, token_bytes)
+        return choice
+
+    def _echo(self, position: int) -> str:
+        return "" if self._echoes is None else self._echoes[position]
+
+    def _log(self, position: int, index: int) -> CompletionLog:
+        """The log of one choice, which goes on where the last chunk's ended."""
+        if index not in self._logs:
+            tokenizer = self.service.tokenizer
+            hidden = tokenizer.special_ids if self._request(position).params.skip_special_tokens else frozenset()
+            self._logs[index] = CompletionLog(tokenizer.token_bytes, hidden, offset=len(self._echo(position)))
+        return self._logs[index]

@@ -1,0 +1,202 @@
+"""The HTTP application: which path is answered by what, and every failure in one envelope."""
+
+import importlib.metadata
+
+import msgspec
+import structlog
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from engine.errors import LockstepError
+from scheduler.serve import prometheus
+from scheduler.serve.answering import answer
+from scheduler.serve.body import json_response, read_body, too_large
+from scheduler.serve.chat import chat_form
+from scheduler.serve.completions import completion_form
+from scheduler.serve.protocol import error_response
+from scheduler.serve.security import cors_headers, guard
+from scheduler.serve.service import Service
+from scheduler.serve.serving import SERVING, SETTINGS, Serving
+from scheduler.serve.settings import ServeSettings
+from scheduler.serve.wire.decode import decode
+from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error, invalid, unavailable
+from scheduler.serve.wire.info import (
+    Detokenized,
+    DetokenizeRequest,
+    ModelList,
+    SlotState,
+    Status,
+    Tokenized,
+    TokenizeRequest,
+    Version,
+)
+from scheduler.serve.wire.logprobs import token_text
+from scheduler.serve.wire.prompt import ids_of_json
+from scheduler.serve.wire.sampling import check_ids
+
+_TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+_DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def build_app(serving: Serving, settings: ServeSettings) -> web.Application:
+    """The application. It answers from the start; `serving` gets its service when the model is loaded.
+
+    Run it with `protocol.Runner`, so that clients that go away are noticed.
+    """
+    app = web.Application(middlewares=[_failures, guard(settings)], client_max_size=settings.max_body + 1)
+    app[SERVING] = serving
+    app[SETTINGS] = settings
+    app.on_response_prepare.append(_add_cors)
+    for method, path, handler in (
+        ("POST", "/v1/chat/completions", chat_completions),
+        ("POST", "/v1/completions", completions),
+        ("POST", "/v1/embeddings", embeddings),
+        ("GET", "/v1/models", models),
+        ("GET", "/v1/models/{name:.+}", model),
+        ("POST", "/tokenize", tokenize),
+        ("POST", "/detokenize", detokenize),
+        ("GET", "/health", health),
+        ("GET", "/ping", health),
+        ("GET", "/metrics", metrics),
+        ("GET", "/slots", slots),
+        ("GET", "/version", version),
+    ):
+        resource = app.router.add_resource(path)
+        for verb in (method, "HEAD") if method == "GET" else (method,):
+            resource.add_route(verb, handler, expect_handler=_expect)
+    return app
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    return await answer(request, chat_form)
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """POST /v1/completions."""
+    return await answer(request, completion_form)
+
+
+async def embeddings(_request: web.Request) -> web.StreamResponse:
+    """POST /v1/embeddings."""
+    raise ApiError(501, "embeddings are not implemented: this server generates text only", code="not_implemented")
+
+
+async def models(request: web.Request) -> web.Response:
+    """GET /v1/models: every name the model answers to."""
+    service = request.app[SERVING].get()
+    return json_response(ModelList(data=[service.model_card(name) for name in service.model.names]))
+
+
+async def model(request: web.Request) -> web.Response:
+    """GET /v1/models/{name}."""
+    service = request.app[SERVING].get()
+    return json_response(service.model_card(service.model_name(request.match_info["name"])))
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """POST /tokenize: the ids of a text or of a rendered conversation."""
+    service = request.app[SERVING].get()
+    return json_response(await service.off_loop(_tokenized, service, await read_body(request)))
+
+
+def _tokenized(service: Service, body: bytes) -> Tokenized:
+    fields = decode(body, _TOKENIZE)
+    service.model_name(fields.model)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise invalid("prompt", "one of prompt and messages is needed")
+    if fields.prompt is None:
+        ids = service.ids_of_chat(fields, limited=False)
+    else:
+        add_bos = False if fields.add_special_tokens is False else None
+        ids = service.ids_of_text(fields.prompt, limited=False, add_bos=add_bos)
+    tokenized = Tokenized(tokens=ids, count=len(ids), max_model_len=service.model.max_len)
+    if fields.return_token_strs:
+        tokenized.token_strs = [token_text(service.tokenizer.token_bytes(token_id)) for token_id in ids]
+    return tokenized
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """POST /detokenize: the text of ids."""
+    service = request.app[SERVING].get()
+    return json_response(await service.off_loop(_detokenized, service, await read_body(request)))
+
+
+def _detokenized(service: Service, body: bytes) -> Detokenized:
+    fields = decode(body, _DETOKENIZE)
+    service.model_name(fields.model)
+    ids = ids_of_json(fields.tokens, "tokens")
+    check_ids("tokens", ids, service.tokenizer.vocab_size)
+    return Detokenized(prompt=service.tokenizer.decode(ids, skip_special=False))
+
+
+async def health(request: web.Request) -> web.Response:
+    """GET /health, /ping: 200 if a request would be taken in, else 503."""
+    if request.app[SERVING].get().engine.is_draining:
+        raise unavailable("the server is shutting down")
+    return json_response(Status(status="ok"))
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """GET /metrics."""
+    body = request.app[SERVING].get().exposition.render()
+    return web.Response(body=body, headers={hdrs.CONTENT_TYPE: prometheus.CONTENT_TYPE})
+
+
+async def slots(request: web.Request) -> web.Response:
+    """GET /slots: state and counts of every slot."""
+    views = request.app[SERVING].get().engine.slots()
+    return json_response([SlotState.of(view) for view in views])
+
+
+async def version(_request: web.Request) -> web.Response:
+    """GET /version."""
+    return json_response(Version(version=importlib.metadata.version("lockstep-llm")))
+
+
+@web.middleware
+async def _failures(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every failure that comes before an answer, in the envelope."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return error_response(_of_aiohttp(request, error))
+    except LockstepError as error:
+        return error_response(as_api_error(error))
+    except ConnectionError:
+        raise
+    except Exception:  # noqa: BLE001 - logged; a client gets an envelope, never a traceback
+        structlog.get_logger("lockstep.http").exception("handler failed", method=request.method, path=request.path)
+        return error_response(internal_error())
+
+
+def _of_aiohttp(request: web.Request, error: web.HTTPException) -> ApiError:
+    """What the router says in our words."""
+    match error:
+        case web.HTTPMethodNotAllowed():
+            allow = ", ".join(sorted(error.allowed_methods))
+            message = f"{request.method} is not allowed here, only {allow}"
+            return ApiError(405, message, code="method_not_allowed", headers={"Allow": allow})
+        case web.HTTPNotFound():
+            return ApiError(404, f"there is nothing at {request.path}", code="not_found")
+        case _:
+            return ApiError(error.status, error.reason.lower())
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """Let the client send its body, unless it is one that would be refused or expects what we do not know."""
+    if request.headers[hdrs.EXPECT].lower() != "100-continue":
+        error = ApiError(417, "of all expectations only 100-continue is known", code="expectation_failed")
+        return error_response(error)
+    max_body = request.app[SETTINGS].max_body
+    if (request.content_length or 0) > max_body:
+        refusal = error_response(too_large(max_body))
+        refusal.force_close()
+        return refusal
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return None
+
+
+async def _add_cors(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    if isinstance(request, web.Request):
+        response.headers.update(cors_headers(request, request.app[SETTINGS]))

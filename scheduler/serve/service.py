@@ -1,0 +1,177 @@
+"""The service behind every protocol: it turns what clients ask into `Request`s and hands them to the engine loop.
+
+Whatever takes time that grows with its input (decoding bodies, templates, tokenizing) runs in the pool behind
+`off_loop`; the other methods that say so are called from there, the rest from the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from engine.errors import ContextLengthError
+from scheduler.loop import EngineLoop
+from scheduler.request import Request
+from scheduler.serve.prometheus import Exposition
+from scheduler.serve.wire.chat import ChatFields, normalised
+from scheduler.serve.wire.errors import ApiError, invalid
+from scheduler.serve.wire.info import ModelCard
+from scheduler.serve.wire.sampling import GenerationFields, check_ids
+from scheduler.stream import EventStream
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TokenIds = tuple[int, ...]
+
+
+class Tokenizer(Protocol):
+    """What the service needs of a tokenizer; `encode` may be called from several threads."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Control tokens."""
+
+    def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
+        """The ids of `text`."""
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        """The bytes a token stands for."""
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`."""
+
+
+class RenderedChat(Protocol):
+    """A conversation as the model is to see it."""
+
+    def encode(self, tokenizer: Tokenizer, /) -> list[int]:
+        """Its ids; text from messages never becomes a control token."""
+
+
+class ChatTemplate(Protocol):
+    """What the service needs of a chat template."""
+
+    def render(
+        self,
+        messages: Sequence[dict[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_kwargs: object,
+    ) -> RenderedChat:
+        """The conversation rendered. Raises `TemplateError`."""
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients are told of the model. `names` are those it answers to, the reported one first."""
+
+    names: tuple[str, ...]
+    accepts_any_name: bool
+    max_len: int
+    fingerprint: str
+    created: int
+
+
+class Service:
+    """One model, one engine loop, and the threads in which prompts are prepared."""
+
+    def __init__(
+        self, engine: EngineLoop, tokenizer: Tokenizer, template: ChatTemplate | None, model: ServedModel
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.model = model
+        self.exposition = Exposition(engine, model.names[0])
+        self._template = template
+        self._longest_token = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+
+    async def off_loop(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns or raises, computed in the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))
+
+    def close(self) -> None:
+        """Let the pool's threads end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def submit(self, request: Request) -> EventStream:
+        """The stream of the request's events. Raises `QueueFullError`, `DrainingError`, `ParamError` (id in use)."""
+        return self.engine.submit(request)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer under. Raises `ApiError` 404 for a model that is not served."""
+        if asked is None:
+            return self.model.names[0]
+        if asked in self.model.names or self.model.accepts_any_name:
+            return asked
+        raise ApiError(404, f"the model {asked!r} does not exist", param="model", code="model_not_found")
+
+    def model_card(self, name: str) -> ModelCard:
+        """What /v1/models says of the model under `name`."""
+        return ModelCard(id=name, created=self.model.created, max_model_len=self.model.max_len)
+
+    def ids_of_text(self, text: str, *, limited: bool = True, add_bos: bool | None = None) -> TokenIds:
+        """The ids of a raw prompt, in which control tokens are parsed. In the pool.
+
+        Raises `ApiError` without tokenizing if the text is certainly longer than the context, unless not `limited`.
+        """
+        if limited:
+            self._refuse_hopeless(text, param="prompt")
+        return tuple(self.tokenizer.encode(text, add_bos=add_bos))
+
+    def ids_of_chat(self, fields: ChatFields, *, limited: bool = True) -> TokenIds:
+        """The ids of a rendered conversation. In the pool.
+
+        Raises `ApiError` for messages that are none, `TemplateError` for those the template refuses.
+        """
+        fields.check_chat()
+        messages = normalised(fields.messages)
+        if self._template is None:
+            raise invalid("messages", "this model has no chat template: use /v1/completions")
+        if limited:
+            self._refuse_hopeless(*(message["content"] for message in messages), param="messages")
+        rendered = self._template.render(
+            messages,
+            add_generation_prompt=fields.wants_generation_prompt,
+            continue_final_message=bool(fields.continue_final_message),
+            **(fields.chat_template_kwargs or {}),
+        )
+        return tuple(rendered.encode(self.tokenizer))
+
+    def check_prompt(self, fields: GenerationFields, ids: TokenIds, *, param: str) -> TokenIds:
+        """`ids` as the model is to see them: truncated if asked. Raises `ApiError` naming `param` if they do not fit.
+
+        In the pool.
+        """
+        check_ids(param, ids, self.tokenizer.vocab_size)
+        if fields.truncate_prompt_tokens is not None:
+            ids = ids[-fields.truncate_prompt_tokens :]
+        if not ids:
+            raise invalid(param, f"{param} has no tokens")
+        if len(ids) >= self.model.max_len:
+            raise self._too_long(str(ContextLengthError(len(ids), self.model.max_len)), param)
+        return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of a piece of text that is no prompt of its own. In the pool."""
+        return self.tokenizer.encode(text, parse_special=False, add_bos=False)
+
+    def _refuse_hopeless(self, *texts: str, param: str) -> None:
+        """Raise `ApiError` if `texts` have too many tokens even if each were the vocabulary's longest."""
+        at_least = sum(len(text.encode()) for text in texts) // self._longest_token
+        if at_least >= self.model.max_len:
+            raise self._too_long(
+                f"the prompt has at least {at_least} tokens, the context is {self.model.max_len}: it must be shorter",
+                param,
+            )
+
+    @staticmethod
+    def _too_long(message: str, param: str) -> ApiError:
+        return invalid(param, message, code="context_length_exceeded")

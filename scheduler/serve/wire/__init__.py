@@ -1,0 +1,1 @@
+"""What crosses the wire, as msgspec Structs: bodies validated once, answers in OpenAI's and vLLM's forms."""

@@ -1,0 +1,95 @@
+"""The small bodies: models, tokens, health."""
+
+from typing import Any
+
+import msgspec
+
+from scheduler.serve.wire.chat import ChatFields
+from scheduler.slots import SlotView
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One name the server answers to."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "lockstep"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Every name the server answers to."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class TokenizeRequest(ChatFields, kw_only=True):
+    """A text or a conversation. `add_special_tokens` puts BOS before a text where the model's file says so."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """The ids of what was given."""
+
+    tokens: tuple[int, ...]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: Any = None
+
+
+class Detokenized(msgspec.Struct, kw_only=True):
+    """Their text, control tokens included."""
+
+    prompt: str
+
+
+class SlotState(msgspec.Struct, kw_only=True):
+    """One slot, without a word of what it works on."""
+
+    id: int
+    is_processing: bool
+    state: str
+    request_id: str | None
+    choice: int | None
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+
+    @classmethod
+    def of(cls, view: SlotView) -> "SlotState":
+        """`view` on the wire."""
+        return cls(
+            id=view.slot,
+            is_processing=view.request_id is not None,
+            state=view.state,
+            request_id=view.request_id,
+            choice=view.index,
+            num_prompt_tokens=view.num_prompt,
+            num_computed_tokens=view.num_computed,
+            num_output_tokens=view.num_output,
+        )
+
+
+class Status(msgspec.Struct, kw_only=True):
+    """Whether the server can serve."""
+
+    status: str
+
+
+class Version(msgspec.Struct, kw_only=True):
+    """Of the server."""
+
+    version: str

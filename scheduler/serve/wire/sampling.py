@@ -1,0 +1,156 @@
+"""The fields every way of asking for text has in common, under OpenAI's and vLLM's names, and what they mean.
+
+`null` is the same as not there. A field that is not supported is declared all the same, so that a value that asks for
+something is refused by name and one that asks for nothing is taken.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from engine.params import SamplingParams
+from scheduler.serve.wire.errors import invalid
+
+MAX_CHOICES = 128
+MAX_BAD_WORDS = 256
+MAX_DRAWN_SEED = 2**53
+"""Seeds the server draws stay exact in clients that read JSON numbers as doubles."""
+
+Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Encode = Callable[[str], list[int]]
+
+_REQUEST_ID = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """What decides how the answer is generated; a prompt of some kind is added by each subclass."""
+
+    n: Integer | None = None
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Integer | None = None
+
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    prompt_logprobs: Integer | None = None
+    truncate_prompt_tokens: Integer | None = None
+    request_id: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers are wanted."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def token_limit(self) -> int | None:
+        """How many tokens may be generated, None for as many as fit; `max_completion_tokens` wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def token_limit_field(self) -> str:
+        """The field `token_limit` came from, for messages."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, given as one or as a list."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check(self) -> None:
+        """Raise `ApiError` for values no Struct type and no `SamplingParams` refuses."""
+        if not 1 <= self.num_choices <= MAX_CHOICES:
+            raise invalid("n", f"n must be in [1, {MAX_CHOICES}], got {self.n}")
+        if self.token_limit is not None and self.token_limit < 0:
+            name = self.token_limit_field
+            raise invalid(name, f"{name} must be >= 0, got {self.token_limit}")
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
+            raise invalid(
+                "truncate_prompt_tokens", f"truncate_prompt_tokens must be >= 1, got {self.truncate_prompt_tokens}"
+            )
+        if self.bad_words is not None and len(self.bad_words) > MAX_BAD_WORDS:
+            raise invalid("bad_words", f"bad_words may have {MAX_BAD_WORDS} words, got {len(self.bad_words)}")
+        if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
+            raise invalid("request_id", "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
+
+    def sampling_params(
+        self, *, logprobs: int | None, prompt_logprobs: int | None, vocab_size: int, encode: Encode
+    ) -> SamplingParams:
+        """The parameters as the engine takes them, with a seed drawn if none was given.
+
+        `encode` turns plain text into ids. Raises `ApiError` or `ParamError` naming the field.
+        """
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            check_ids(name, getattr(self, name) or (), vocab_size)
+        given = {
+            name: value
+            for name in SamplingParams.__struct_fields__
+            if name in GenerationFields.__struct_fields__ and (value := getattr(self, name)) is not None
+        }
+        given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        given |= {
+            "bad_words": bad_word_ids(self.bad_words or (), encode),
+            "logprobs": logprobs,
+            "max_tokens": self.token_limit,
+            "prompt_logprobs": prompt_logprobs,
+            "seed": draw_seed() if self.seed is None else self.seed,
+            "stop": self.stops,
+        }
+        return SamplingParams(**given)
+
+
+def draw_seed() -> int:
+    """A seed for a request whose client gave none."""
+    return secrets.randbelow(MAX_DRAWN_SEED)
+
+
+def check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise `ApiError` unless every id is one of the vocabulary's."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise invalid(param, f"{param}: token id {token_id} is not in [0, {vocab_size - 1}]")
+
+
+def bad_word_ids(words: Sequence[str], encode: Encode) -> tuple[tuple[int, ...], ...]:
+    """The id sequences that spell each word, at the start of a text and after a space.
+
+    Raises `ApiError` for a word that has no tokens.
+    """
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = tuple(encode(word))
+        if not bare:
+            raise invalid("bad_words", f"bad_words must not contain {word!r}: it has no tokens")
+        sequences[bare] = None
+        sequences[tuple(encode(" " + word.lstrip(" ")))] = None
+    return tuple(sequences)
+
+
+def refuse_unsupported(fields: msgspec.Struct, asks_for_nothing: dict[str, tuple[Any, ...]]) -> None:
+    """Raise `ApiError` naming the first field whose value is neither null nor one of those that ask for nothing."""
+    for name, harmless in asks_for_nothing.items():
+        value = getattr(fields, name)
+        if value is not None and not any(value == other and type(value) is type(other) for other in harmless):
+            raise invalid(name, f"{name} is not supported with this value", code="unsupported_parameter")
