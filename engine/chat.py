@@ -1,0 +1,247 @@
+"""Chat templates: messages to the text, and the control tokens, that the model was trained on.
+
+A template is a program from the model file, so it runs in a sandbox. Messages are data: whatever their text spells, it
+becomes text. To know data from structure after a template has trimmed, split and joined it, a mark is put into the data
+before every place where a control token's name begins; rendered text that follows a mark is never read as a token. A
+lone surrogate makes a good mark, because no text can contain one.
+"""
+
+import itertools
+import json
+import re
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn, Protocol, Self
+
+import jinja2
+import msgspec
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.errors import ParamError, TemplateError
+from engine.gguf import GGUFFile
+from engine.tokenizer import Tokenizer, any_of, check_encodable
+
+TEMPLATE_KEY = "tokenizer.chat_template"
+
+_DATA_MARK = "\udc00"
+_END_MARK = "\udc01"  # where the final message's content ends
+
+
+class Encoder(Protocol):
+    """What a rendered chat needs of a tokenizer."""
+
+    def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
+        """The token ids of `text`."""
+
+
+class RenderedChat(msgspec.Struct, frozen=True):
+    """A chat as the model sees it: text and the name of a control token in turn, beginning and ending with a text."""
+
+    pieces: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """For people to read; encoding it would turn what the messages spell into control tokens."""
+        return "".join(self.pieces)
+
+    def encode(self, tokenizer: Encoder) -> list[int]:
+        """The token ids, begun by BOS if the tokenizer's rule wants one and the template did not put it there."""
+        ids: list[int] = []
+        for index, piece in enumerate(self.pieces):
+            ids += tokenizer.encode(piece, parse_special=index % 2 == 1, add_bos=False)
+        opening = tokenizer.encode("")
+        return ids if ids[: len(opening)] == opening else opening + ids
+
+
+class ChatTemplate:
+    """A compiled chat template, in the dialect of Hugging Face transformers.
+
+    `bos_token` and `eos_token` are the names the template writes for them, `special_tokens` the names of all control
+    tokens. Raises `TemplateError` if `source` is no template.
+    """
+
+    def __init__(self, source: str, *, bos_token: str, eos_token: str, special_tokens: Collection[str]) -> None:
+        names = any_of(special_tokens).pattern
+        self._name_in_data = re.compile(f"(?={names})")
+        self._name_in_rendered = re.compile(f"(?<!{_DATA_MARK}){names}")
+        self._beginnings = frozenset(name[:length] for name in special_tokens for length in range(1, len(name)))
+        self._longest_beginning = max(map(len, self._beginnings), default=0)
+        self._constants = {"bos_token": bos_token, "eos_token": eos_token}
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
+        except Exception as error:  # what Python's own compiler refuses: nested too deeply, too many blocks
+            raise TemplateError("the chat template cannot be compiled") from error
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile, tokenizer: Tokenizer) -> Self | None:
+        """The template in `file`, or None if there is none.
+
+        Raises `TemplateError` if it does not compile, `ModelFileError` if it is no string.
+        """
+        if TEMPLATE_KEY not in file.metadata:
+            return None
+
+        def name(token_id: int | None) -> str:
+            return "" if token_id is None else tokenizer.token_bytes(token_id).decode()
+
+        return cls(
+            file.require(TEMPLATE_KEY, str),
+            bos_token=name(tokenizer.bos_id),
+            eos_token=name(tokenizer.eos_id),
+            special_tokens=[name(token_id) for token_id in tokenizer.special_ids],
+        )
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        now: Callable[[], datetime] | None = None,
+        **template_kwargs: Any,
+    ) -> RenderedChat:
+        """The chat, ready to encode; `messages` are left as they are.
+
+        Content may be text, None (as ""), or a list of text parts (joined). `add_generation_prompt` opens the
+        assistant's turn; `continue_final_message` ends inside the final message instead, so that the model goes on
+        with it. `now` is the clock a template may ask; `template_kwargs` are further variables.
+
+        Raises `ParamError` for messages that cannot be taken, and `TemplateError` with the template's own words if it
+        refuses them, or if it fails.
+        """
+        if not messages:
+            raise ParamError("messages", "messages must not be empty")
+        if continue_final_message and add_generation_prompt:
+            raise ParamError(
+                "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+            )
+        data = self._marked([_with_text_content(index, message) for index, message in enumerate(messages)])
+        if continue_final_message:
+            data[-1]["content"] += _END_MARK + " "
+        variables = {
+            **self._constants,
+            "messages": data,
+            "tools": self._marked(tools),
+            "add_generation_prompt": add_generation_prompt,
+            "strftime_now": lambda form: _now(now).strftime(form),
+        }
+        if taken := template_kwargs.keys() & variables.keys():
+            raise ParamError("chat_template_kwargs", f"chat_template_kwargs cannot set {min(taken)!r}")
+        rendered = self._run({**variables, **self._marked(template_kwargs)})
+        if continue_final_message:
+            rendered = _cut_at_end_mark(rendered)
+        pieces = self._name_in_rendered.split(rendered)
+        return RenderedChat(tuple(piece.replace(_DATA_MARK, "").replace(_END_MARK, "") for piece in pieces))
+
+    def _run(self, variables: Mapping[str, Any]) -> str:
+        try:
+            return self._template.render(variables)
+        except TemplateError:
+            raise
+        except Exception as error:
+            lines = [
+                frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"
+            ]
+            where = f" (line {lines[-1]} of the template)" if lines else ""
+            raise TemplateError(f"the chat template cannot render these messages{where}") from error
+
+    def _marked(self, value: Any) -> Any:
+        """A copy of `value` in which every string, keys included, is marked."""
+        match value:
+            case str():
+                return self._mark(value)
+            case Mapping():
+                return {self._marked(key): self._marked(element) for key, element in value.items()}
+            case list() | tuple():
+                return [self._marked(element) for element in value]
+            case _:
+                return value
+
+    def _mark(self, text: str) -> str:
+        """`text` with a mark before every control token's name that begins in it.
+
+        The last may be cut off, since the template could complete it with what it puts behind.
+        """
+        check_encodable("messages", text)
+        starts = {match.start() for match in self._name_in_data.finditer(text)}
+        first_cut_off = max(0, len(text) - self._longest_beginning)
+        starts.update(start for start in range(first_cut_off, len(text)) if text[start:] in self._beginnings)
+        edges = [0, *sorted(starts), len(text)]
+        return _DATA_MARK.join(text[start:end] for start, end in itertools.pairwise(edges))
+
+
+def _with_text_content(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `message` whose content is a string."""
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "".join(_text_of_part(f"messages[{index}].content[{i}]", part) for i, part in enumerate(content))
+    elif content is None:
+        content = ""
+    elif not isinstance(content, str):
+        raise ParamError("messages", f"messages[{index}].content must be text, text parts or null")
+    return {**message, "content": content}
+
+
+def _text_of_part(where: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise ParamError("messages", f'{where} must be {{"type": "text", "text": ...}}; other parts are not supported')
+    text: str = part["text"]
+    return text
+
+
+def _cut_at_end_mark(rendered: str) -> str:
+    """`rendered` up to the end of the final message; if the template trimmed that message, trimmed as well."""
+    text, mark, rest = rendered.rpartition(_END_MARK)
+    if not mark:
+        raise TemplateError("the chat template leaves the final message out, so it cannot be continued")
+    return text if rest.startswith(" ") else text.rstrip()
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}`, which marks the assistant's text for training and changes nothing else."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What transformers gives a template (its `utils/chat_template_utils.py`), but for the clock."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(clock: Callable[[], datetime] | None) -> datetime:
+    if clock is None:
+        raise TemplateError("the chat template asks for the time, and no clock was given")
+    return clock()
