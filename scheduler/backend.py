@@ -1,10 +1,9 @@
 """The backend that serves: a model, its cache, and the sampler."""
 
-from engine.model import Model
-
 from engine.batch import Result, RowError, Scored
 from engine.errors import LockstepError
 from engine.kernels.protocol import Cache, FloatArray
+from engine.model import Model
 from engine.sampler import request_rng, sample, token_logprobs
 from scheduler.batch import Batch, Work
 
