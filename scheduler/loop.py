@@ -22,7 +22,8 @@ from scheduler.stream import EventStream
 class EngineLoop:
     """Runs a scheduler against a backend and hands every request's events to its stream.
 
-    The forward runs in a thread of its own, everything else in the event loop's thread.
+    The forward runs in a thread of its own, everything else in the event loop's thread. `on_finished` is called
+    at every request's end, whether or not anyone still reads its stream: for the log.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class EngineLoop:
         tokenizer: TokenBytes,
         *,
         clock: Callable[[], float] = time.monotonic,
+        on_finished: Callable[[Finished], None] = lambda _finished: None,
     ) -> None:
         self._scheduler = scheduler
         self._backend = backend
         self._open_output: Callable[[Request, int], Output] = partial(TextOutput, tokenizer=tokenizer)
         self._clock = clock
+        self._on_finished = on_finished
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
         self._streams: dict[str, EventStream] = {}
         self._wake = asyncio.Event()
@@ -153,5 +156,6 @@ class EngineLoop:
             self._streams[event.request_id].put(event)
             if isinstance(event, Finished):
                 del self._streams[event.request_id]
+                self._on_finished(event)
         if not self._streams:
             self._all_finished.set()

@@ -51,7 +51,7 @@ def _renderers(log_format: LogFormat, *, colors: bool) -> list[Processor]:
     return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
 
 
-def log_finished(finished: Finished, *, endpoint: str) -> None:
+def log_finished(finished: Finished) -> None:
     """Log the end of one request: counts, where the time went, why it ended; with a traceback if by a fault of ours."""
     timings, usage = finished.timings, finished.usage
     log: structlog.stdlib.BoundLogger = structlog.get_logger("lockstep.request")
@@ -60,7 +60,6 @@ def log_finished(finished: Finished, *, endpoint: str) -> None:
         logging.ERROR if failed else logging.INFO,
         "request",
         request_id=finished.request_id,
-        endpoint=endpoint,
         reason=finished.reason.value,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

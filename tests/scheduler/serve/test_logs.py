@@ -37,14 +37,13 @@ def _json_lines(stream):
 def test_a_request_is_one_event_with_counts_times_and_reason():
     stream = io.StringIO()
     logs.configure("json", stream)
-    logs.log_finished(_finished(), endpoint="chat")
+    logs.log_finished(_finished())
     (line,) = _json_lines(stream)
     del line["timestamp"]
     assert line == {
         "event": "request",
         "level": "info",
         "request_id": "r1",
-        "endpoint": "chat",
         "reason": "stop",
         "prompt_tokens": 7,
         "completion_tokens": 3,
@@ -59,7 +58,7 @@ def test_a_request_is_one_event_with_counts_times_and_reason():
 def test_a_failed_request_says_why():
     stream = io.StringIO()
     logs.configure("json", stream)
-    logs.log_finished(_finished(error="the sampler failed", cause=ValueError("not finite")), endpoint="chat")
+    logs.log_finished(_finished(error="the sampler failed", cause=ValueError("not finite")))
     (line,) = _json_lines(stream)
     assert (line["error"], line["level"]) == ("the sampler failed", "error")
     assert "ValueError: not finite" in line["exception"]
@@ -92,7 +91,7 @@ def test_a_traceback_names_the_error_but_prints_no_local_variables(log_format):
 def test_the_console_form_is_one_readable_line_without_colours_when_not_a_terminal():
     stream = io.StringIO()
     logs.configure("console", stream)
-    logs.log_finished(_finished(), endpoint="chat")
+    logs.log_finished(_finished())
     (line,) = stream.getvalue().splitlines()
     assert "request_id=r1" in line
     assert "\x1b" not in line
