@@ -1,0 +1,114 @@
+"""A model ready to run: the one face of weights, kernels, tokenizer and chat template."""
+
+import hashlib
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from engine.batch import Chunk
+from engine.chat import TEMPLATE_KEY, ChatTemplate
+from engine.config import ModelConfig
+from engine.errors import ModelFileError, ParamError, TemplateError
+from engine.gguf import GGUFFile
+from engine.kernels import kernel_set
+from engine.kernels.protocol import Cache, FloatArray, KernelSet
+from engine.quants import Tensor, unpack
+from engine.tokenizer import Tokenizer
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the fraction of it that is done, 0 to 1."""
+
+
+def _unobserved(_stage: str, _fraction: float) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """What `load` made of a model file; `chat_template` is None if the file has none. Nothing of the file stays open.
+
+    One thread at a time may run `forward` on one cache; the rest may be used by any.
+    """
+
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    _kernel_set: KernelSet
+    _weights: Any
+    _file_digest: bytes
+
+    @classmethod
+    def load(cls, path: str | Path, *, kernels: str = "auto", progress: Progress = _unobserved) -> Self:
+        """The model in the GGUF file at `path`, its weights packed for the set of `kernels` of that name.
+
+        Raises `ModelFileError` for a file that cannot be served, a broken chat template included, and `ParamError` for
+        another name than auto, reference, reference-int8 or compiled.
+        """
+        chosen = kernel_set(kernels)
+        with GGUFFile.open(path) as file:
+            config = ModelConfig.from_gguf(file)
+            tokenizer = Tokenizer.from_gguf(file)
+            template = _chat_template(file, tokenizer)
+
+            def tensor(name: str) -> Tensor:
+                raw = file.data(name)
+                info = file.tensors[name]
+                return unpack(info.type_id, raw, info.shape)
+
+            weights = chosen.pack(config, tensor, lambda fraction: progress("packing weights", fraction))
+            progress("hashing the file", 0.0)
+            digest = _digest_of(file.path)
+            progress("hashing the file", 1.0)
+        return cls(file.path, config, tokenizer, template, chosen, weights, digest)
+
+    @property
+    def kernels(self) -> str:
+        """The name of the kernel set in use, never "auto"."""
+        return self._kernel_set.name
+
+    def new_cache(self, n_slots: int, max_len: int, dtype: str = "float16") -> Cache:
+        """An empty cache for `forward`; raises `CacheError` for a size below 1 or a dtype but float32 and float16."""
+        return self._kernel_set.new_cache(self.config, n_slots, max_len, dtype)
+
+    def forward(self, chunks: Sequence[Chunk], cache: Cache) -> FloatArray:
+        """Append `chunks` to their slots of `cache`; float32 logits [rows that want them, V], in row order.
+
+        Raises, having changed nothing, `CacheError` for chunks that do not fit the cache and `ParamError` for a token
+        id that is not in the vocabulary.
+        """
+        for chunk in chunks:
+            for token_id in chunk.token_ids:
+                if not 0 <= token_id < self.config.vocab_size:
+                    raise ParamError(
+                        "prompt", f"a token id must be in [0, {self.config.vocab_size - 1}], got {token_id}"
+                    )
+        return self._kernel_set.forward(self._weights, chunks, cache)
+
+    def fingerprint(self, kv_dtype: str) -> str:
+        """The `system_fingerprint`, "fp_" and 16 hex digits: where it is equal, equal requests have equal answers.
+
+        A hash of the file's content, the kernel set and its CPU path, the cache's dtype, and Lockstep's version.
+        """
+        parts = (
+            self._file_digest.hex(),
+            self._kernel_set.name,
+            self._kernel_set.cpu_path,
+            kv_dtype,
+            importlib.metadata.version("lockstep-llm"),
+        )
+        return "fp_" + hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def _chat_template(file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
+    try:
+        return ChatTemplate.from_gguf(file, tokenizer)
+    except TemplateError as error:
+        raise ModelFileError(file.path, f"does not compile: {error}", TEMPLATE_KEY) from error
+
+
+def _digest_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()
