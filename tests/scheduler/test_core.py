@@ -1,0 +1,430 @@
+import pytest
+
+from engine.batch import Copy, RowError
+from engine.errors import ContextLengthError, ParamError, QueueFullError
+from engine.params import SamplingParams
+from scheduler.events import ChoiceFinished, Delta, Finished, Started
+from scheduler.request import FinishReason
+from scheduler.sequence import Sequence
+from tests.fakes import ByteTokenizer
+from tests.scheduler.driver import Driver, request
+
+(EOS,) = ByteTokenizer.eos_ids
+
+
+def scripted(*token_ids):
+    """A next_token that says `token_ids` after the prompt, whoever asks."""
+    return lambda row, request, _index: token_ids[len(row) - len(request.prompt_ids)]
+
+
+def failing(request_id, error="it broke", *, at=0):
+    """A fault that fails `request_id`'s row once it has `at` tokens."""
+
+    def fault(work):
+        sequence = work.sequence
+        if sequence.request.id == request_id and len(sequence.output_ids) == at:
+            return RowError(error, RuntimeError(error))
+        return None
+
+    return fault
+
+
+def test_one_request_runs_as_it_would_alone():
+    driver = Driver()
+    driver.submit(max_tokens=5)
+    driver.run()
+    driver.assert_equals_solo()
+    driver.assert_all_slots_free()
+
+
+def test_events_come_in_order():
+    driver = Driver()
+    driver.submit(max_tokens=2)
+    driver.run()
+    assert [type(e) for e in driver.events["a"]] == [Started, Delta, Delta, ChoiceFinished, Finished]
+
+
+def test_a_whole_prompt_is_one_tick_and_gives_the_first_token():
+    driver = Driver(prefill_chunk=8)
+    driver.submit(prompt=b"12345678", max_tokens=1)
+    driver.tick()
+    assert driver.finished().usage.completion_tokens == 1
+
+
+def test_a_long_prompt_runs_in_chunks_and_only_the_last_wants_logits():
+    driver = Driver(prefill_chunk=4)
+    driver.submit(prompt=b"0123456789", max_tokens=1)
+    driver.run()
+    chunks = [batch.chunks[0] for batch in driver.batches]
+    assert [(c.start, len(c.token_ids), c.n_logits) for c in chunks] == [(0, 4, 0), (4, 4, 0), (8, 2, 1)]
+    driver.assert_equals_solo()
+
+
+def test_all_running_sequences_decode_in_one_batch():
+    driver = Driver()
+    for name in "abc":
+        driver.submit(name, prompt=name.encode() * 3, max_tokens=6)
+    driver.run()
+    assert max(len(batch.work) for batch in driver.batches) == 3
+    for name in "abc":
+        driver.assert_equals_solo(name)
+
+
+def test_running_streams_go_on_between_the_chunks_of_a_long_prompt():
+    driver = Driver(prefill_chunk=4, max_len=256)
+    driver.submit("a", max_tokens=200)
+    driver.tick(20)
+    driver.submit("b", prompt=bytes(range(65, 65 + 40)), max_tokens=1)
+    seen = []
+    while not any(isinstance(e, Finished) for e in driver.events["b"]):
+        before = len(driver.token_ids("a"))
+        driver.tick()
+        seen.append(len(driver.token_ids("a")) - before)
+    assert seen == [0, 1] * 9 + [0]  # ten chunks of b, one token of a between each
+    driver.run()
+    driver.assert_equals_solo("a")
+    driver.assert_equals_solo("b")
+
+
+def test_requests_start_first_come_first_served():
+    driver = Driver(n_slots=1)
+    for name in "abc":
+        driver.submit(name, max_tokens=2)
+    order = []
+    while driver.tick():
+        order += [name for name in "abc" if driver.is_started(name) and name not in order]
+    assert order == ["a", "b", "c"]
+
+
+def test_a_freed_slot_goes_to_the_head_of_the_queue_before_the_next_tick():
+    driver = Driver(n_slots=1)
+    driver.submit("a", max_tokens=1)
+    driver.submit("b", max_tokens=1)
+    assert not driver.is_started("b")
+    driver.tick()
+    assert driver.is_started("b")
+    assert driver.scheduler.slots()[0].request_id == "b"
+
+
+def test_eos_ends_with_stop_counts_as_a_token_and_has_no_text():
+    driver = Driver(next_token=scripted(ord("h"), ord("i"), EOS))
+    driver.submit(skip_special_tokens=False)
+    driver.run()
+    assert driver.text() == "hi"
+    assert driver.token_ids() == [ord("h"), ord("i"), EOS]
+    assert driver.choice() == ChoiceFinished("a", 0, FinishReason.STOP, None, 3)
+
+
+def test_eos_as_the_last_allowed_token_ends_with_stop_not_length():
+    driver = Driver(next_token=scripted(ord("h"), EOS))
+    driver.submit(max_tokens=2)
+    driver.run()
+    assert driver.choice().reason is FinishReason.STOP
+    assert driver.finished().usage.completion_tokens == 2
+
+
+def test_with_ignore_eos_it_goes_on():
+    driver = Driver(next_token=scripted(ord("h"), EOS, ord("i"), EOS))
+    driver.submit(ignore_eos=True, max_tokens=4)
+    driver.run()
+    assert driver.text() == "hi"
+    assert driver.choice() == ChoiceFinished("a", 0, FinishReason.LENGTH, None, 4)
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "h"), (True, "hi")])
+def test_a_stop_token_ends_with_its_id_as_the_reason(include, text):
+    driver = Driver(next_token=scripted(*b"hi!"))
+    driver.submit(stop_token_ids=(ord("i"),), include_stop_str_in_output=include)
+    driver.run()
+    assert driver.text() == text
+    assert driver.choice() == ChoiceFinished("a", 0, FinishReason.STOP, ord("i"), 2)
+
+
+def test_a_stop_string_across_tokens_frees_the_slot_at_once_and_cuts_the_text():
+    driver = Driver(n_slots=1, next_token=scripted(*b"one, two"))
+    driver.submit("a", stop=("e, t",))
+    driver.submit("b", max_tokens=1)
+    while not any(isinstance(e, Finished) for e in driver.events["a"]):
+        driver.tick()
+    assert driver.text("a") == "on"
+    assert driver.token_ids("a") == list(b"one, t")
+    assert driver.choice("a") == ChoiceFinished("a", 0, FinishReason.STOP, "e, t", 6)
+    assert driver.is_started("b")
+
+
+def test_a_stop_string_that_completes_with_the_last_token_ends_with_stop():
+    driver = Driver(next_token=scripted(*b"abc"))
+    driver.submit(stop=("bc",), max_tokens=3)
+    driver.run()
+    assert driver.text() == "a"
+    assert driver.choice().reason is FinishReason.STOP
+    assert driver.choice().stop_reason == "bc"
+
+
+def test_stop_strings_count_only_after_min_tokens():
+    driver = Driver(next_token=scripted(*b"xxaxx"))
+    driver.submit(stop=("x",), min_tokens=3)
+    driver.run()
+    assert driver.text() == "xxa"
+    assert driver.choice().num_tokens == 4
+
+
+def test_without_max_tokens_an_answer_ends_when_the_context_is_full():
+    driver = Driver(max_len=24)
+    driver.submit(prompt=b"x" * 20)
+    driver.run()
+    assert driver.choice() == ChoiceFinished("a", 0, FinishReason.LENGTH, None, 4)
+    driver.assert_equals_solo()
+    driver.assert_all_slots_free()
+
+
+def test_max_tokens_beyond_the_context_is_clamped():
+    driver = Driver(max_len=10)
+    driver.submit(prompt=b"x" * 8, max_tokens=500)
+    driver.run()
+    assert driver.choice() == ChoiceFinished("a", 0, FinishReason.LENGTH, None, 2)
+
+
+def test_max_tokens_zero_prefills_and_ends_with_length():
+    driver = Driver(prefill_chunk=4)
+    driver.submit(max_tokens=0, prompt_logprobs=1, n=2)
+    driver.run()
+    assert driver.text() == ""
+    assert driver.finished().reason is FinishReason.LENGTH
+    assert driver.finished().usage.completion_tokens == 0
+    assert driver.finished().timings.ttft_s is None
+    assert [lp and lp.token_id for lp in driver.finished().prompt_logprobs] == [None, *b"rompt"]
+    driver.assert_all_slots_free()
+
+
+@pytest.mark.parametrize("prompt", [b"x", b"xy", b"0123456789abcdef-"])
+def test_prompt_logprobs_name_every_prompt_token_but_the_first(prompt):
+    driver = Driver(prefill_chunk=5)
+    driver.submit(prompt=prompt, prompt_logprobs=2, max_tokens=2)
+    driver.run()
+    scored = driver.finished().prompt_logprobs
+    assert scored[0] is None
+    assert [lp.token_id for lp in scored[1:]] == list(prompt[1:])
+    driver.assert_equals_solo()
+
+
+def test_chunks_with_prompt_logprobs_stay_small():
+    driver = Driver(prefill_chunk=1000, max_len=1000)
+    driver.submit(prompt=b"x" * 300, prompt_logprobs=0, max_tokens=1)
+    driver.run()
+    assert max(batch.num_tokens for batch in driver.batches) == 64
+
+
+def test_choices_share_one_prefill_and_differ():
+    driver = Driver(n_slots=4)
+    driver.submit(prompt=b"0123456", n=3, max_tokens=12)
+    driver.run()
+    assert sum(batch.num_tokens for batch in driver.batches[:2]) == 6 + 3
+    assert driver.batches[1].copies == (Copy(0, 1, 6), Copy(0, 2, 6))
+    assert len({driver.text(index=i) for i in range(3)}) == 3
+    driver.assert_equals_solo()
+    assert driver.finished().usage.prompt_tokens == 7
+    assert driver.finished().usage.completion_tokens == 36
+    assert sum(isinstance(e, Started) for e in driver.events["a"]) == 1
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 7])
+@pytest.mark.parametrize("prompt", [b"x", b"xy", b"0123456789"])
+def test_there_may_be_more_choices_than_slots(max_tokens, prompt):
+    driver = Driver(n_slots=2)
+    driver.submit(prompt=prompt, n=7, max_tokens=max_tokens)
+    driver.submit("b", max_tokens=3)
+    driver.run()
+    driver.assert_equals_solo("a")
+    driver.assert_equals_solo("b")
+    driver.assert_all_slots_free()
+
+
+def test_a_late_choice_copies_from_a_sibling_that_lives():
+    ends_at = {0: 2, 1: 9, 2: 4}  # choice 0 ends first: its slot goes to choice 2 while choice 1 runs on
+
+    def next_token(row, request, index):
+        return EOS if len(row) - len(request.prompt_ids) == ends_at[index] else ord("x")
+
+    driver = Driver(n_slots=2, next_token=next_token)
+    driver.submit(prompt=b"0123456", n=3)
+    driver.run()
+    assert [copy for batch in driver.batches for copy in batch.copies] == [Copy(0, 1, 6), Copy(1, 0, 6)]
+    driver.assert_equals_solo()
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers():
+    driver = Driver(max_len=16)
+    with pytest.raises(ContextLengthError, match=r"16 tokens.* 16") as caught:
+        driver.submit(prompt=b"x" * 16)
+    assert (caught.value.num_prompt, caught.value.max_len) == (16, 16)
+    driver.assert_all_slots_free()
+
+
+@pytest.mark.parametrize(("bad", "param"), [({"prompt": b""}, "prompt"), ({"n": 0}, "n")])
+def test_an_empty_request_is_refused(bad, param):
+    with pytest.raises(ParamError) as caught:
+        Driver().submit(**bad)
+    assert caught.value.param == param
+
+
+def test_an_id_in_use_is_refused_and_free_again_afterwards():
+    driver = Driver()
+    driver.submit("a", max_tokens=1)
+    with pytest.raises(ParamError, match="already running"):
+        driver.submit("a")
+    driver.run()
+    driver.submit("a", max_tokens=1)
+
+
+def test_the_queue_is_bounded_and_counts_whole_requests():
+    driver = Driver(n_slots=2, max_queue=2)
+    driver.submit("a", n=2)
+    driver.submit("b", n=3)
+    driver.submit("c")
+    with pytest.raises(QueueFullError, match="2 requests are waiting, the limit is 2"):
+        driver.submit("d")
+    assert driver.scheduler.num_waiting == 4
+    driver.abort("b")
+    driver.submit("d")
+
+
+def test_without_a_queue_a_free_slot_still_takes_a_request():
+    driver = Driver(n_slots=1, max_queue=0)
+    driver.submit("a")
+    with pytest.raises(QueueFullError):
+        driver.submit("b")
+
+
+def test_cancel_while_queued_never_starts_the_request():
+    driver = Driver(n_slots=1)
+    driver.submit("a", max_tokens=3)
+    driver.submit("b")
+    driver.abort("b")
+    driver.run()
+    assert [type(e) for e in driver.events["b"]] == [ChoiceFinished, Finished]
+    assert driver.finished("b").reason is FinishReason.ABORT
+    driver.assert_equals_solo("a")
+
+
+def test_cancel_while_prefilling_frees_the_slot():
+    driver = Driver(n_slots=1, prefill_chunk=2)
+    driver.submit("a", prompt=b"a long prompt")
+    driver.submit("b", max_tokens=3)
+    driver.tick()
+    driver.abort("a")
+    assert driver.scheduler.slots()[0].request_id == "b"
+    driver.run()
+    driver.assert_equals_solo("b")
+
+
+def test_cancel_in_mid_flight_ignores_the_result_even_when_the_slot_has_a_new_owner():
+    driver = Driver(n_slots=1)
+    driver.submit("a", max_tokens=9)
+    driver.tick(3)
+    driver.submit("b", max_tokens=3)
+    batch = driver.begin_tick()
+    driver.abort("a")
+    assert driver.scheduler.slots()[0].request_id == "b"
+    driver.end_tick(batch)
+    assert driver.finished("a").usage.completion_tokens == 3
+    driver.run()
+    driver.assert_equals_solo("b")
+    driver.assert_all_slots_free()
+
+
+def test_cancel_keeps_the_text_that_was_held_back():
+    driver = Driver(next_token=scripted(*b"xyz"))
+    driver.submit(stop=("xyz!",))
+    driver.tick(2)
+    assert driver.text() == ""
+    driver.abort("a")
+    assert driver.text() == "xy"
+    assert driver.token_ids() == list(b"xy")
+
+
+def test_finishing_twice_or_somebody_unknown_does_nothing():
+    driver = Driver()
+    driver.submit("a")
+    driver.abort("a")
+    driver.abort("a")
+    driver.abort("nobody")
+    assert driver.finished("a").reason is FinishReason.ABORT
+    assert driver.scheduler.metrics.num_finished[FinishReason.ABORT] == 1
+
+
+def test_a_row_that_fails_ends_its_own_request_only():
+    driver = Driver(fault=failing("a", "it broke", at=3))
+    driver.submit("a", n=2)
+    driver.submit("b", max_tokens=9)
+    driver.run()
+    assert driver.finished("a").reason is FinishReason.ERROR
+    assert driver.finished("a").error == "it broke"
+    assert isinstance(driver.finished("a").cause, RuntimeError)
+    assert {driver.choice("a", i).reason for i in range(2)} == {FinishReason.ERROR}
+    driver.assert_equals_solo("b")
+    driver.assert_all_slots_free()
+
+
+def test_prefill_and_decode_and_queue_add_up_exactly():
+    driver = Driver(n_slots=1)
+    driver.t = 0.1
+    driver.submit("a", max_tokens=3)
+    driver.submit("b", max_tokens=4)
+    driver.run()
+    for name, queue_s, prefill_s, decode_s in [("a", 0, 1, 2), ("b", 3, 1, 3)]:
+        timings = driver.finished(name).timings
+        assert timings.queue_s + timings.prefill_s + timings.decode_s == timings.e2e_s
+        assert (timings.queue_s, timings.prefill_s, timings.decode_s) == pytest.approx((queue_s, prefill_s, decode_s))
+        assert timings.ttft_s == timings.queue_s + timings.prefill_s
+
+
+def test_a_request_that_never_ran_spent_its_time_in_the_queue():
+    driver = Driver(n_slots=1)
+    driver.submit("a", max_tokens=9)
+    driver.submit("b")
+    driver.tick(3)
+    driver.abort("b")
+    timings = driver.finished("b").timings
+    assert (timings.queue_s, timings.prefill_s, timings.decode_s, timings.ttft_s) == (3, 0, 0, None)
+
+
+def test_without_an_output_the_events_carry_tokens_only():
+    driver = Driver()
+    events = driver.scheduler.submit(request(max_tokens=1), 0.0)
+    batch = driver.scheduler.schedule()
+    events += driver.scheduler.update(batch, driver.backend.run(batch), 1.0)
+    (delta,) = [e for e in events if isinstance(e, Delta)]
+    assert delta.text == ""
+    assert len(delta.tokens) == 1
+
+
+def test_the_views_tell_what_every_slot_does():
+    driver = Driver(n_slots=3, prefill_chunk=4, max_len=10)
+    driver.submit("a", prompt=b"ab", max_tokens=5)
+    driver.submit("b", prompt=b"abcdef", max_tokens=2)
+    driver.tick(3)
+    states = [(v.state, v.request_id, v.num_computed, v.num_output) for v in driver.scheduler.slots()]
+    assert states == [("decoding", "a", 3, 2), ("prefilling", "b", 4, 0), ("idle", None, 0, 0)]
+    assert driver.scheduler.cache_usage == 7 / 30
+
+
+def test_a_batch_must_be_updated_before_the_next():
+    driver = Driver()
+    driver.submit()
+    batch = driver.begin_tick()
+    with pytest.raises(AssertionError):
+        driver.begin_tick()
+    driver.end_tick(batch)
+    with pytest.raises(AssertionError):
+        driver.end_tick(batch)
+
+
+def test_next_token_id_walks_through_prompt_and_output():
+    sequence = Sequence(request(prompt=b"ab"), 0, 9, 0.0, output=None)
+    sequence.output_ids += [7, 8]
+    ids = []
+    for sequence.num_computed in range(4):
+        ids.append(sequence.next_token_id)
+    assert ids == [*b"ab", 7, 8]
+    assert sequence.request.params == SamplingParams(seed=0)
