@@ -1,0 +1,180 @@
+"""Weights in tiles: what the matrix-product kernels read, and how a tensor becomes it.
+
+A tile is 16 output rows. Its codes come first, in blocks of 32 along K; within a block, byte 4 * row + i of 64 is the
+code of k = 4 * j + i, so that one 64-byte load holds four consecutive codes of each row: what one dot-product
+instruction eats. Codes of 4 bits share their bytes with the codes 16 k further on. After all codes come all scales
+([block][group][row]), then, unless the codes have a constant offset, all mins; each part starts on a cache line.
+"""
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.quants import Quantized, Tensor
+
+TILE = 16
+BLOCK = 32
+CACHE_LINE = 64
+_OFFSETS = (4, 8, 16, 32, 128)
+"""Code that stands for zero in the symmetric formats; powers of two, so that kernels shift."""
+
+
+@dataclass(frozen=True)
+class TileFormat:
+    """How a matrix's tiles are stored, as far as kernels differ by it.
+
+    w = scale * (code - offset), or with `offset` None w = scale * code + min. Scales and mins are float16 where that
+    loses nothing, else float32.
+    """
+
+    bits: int
+    group: int
+    offset: int | None
+    scale_bytes: int
+
+    @property
+    def name(self) -> str:
+        offset = "min" if self.offset is None else f"minus{self.offset}"
+        return f"codes{self.bits}_groups{self.group}_{offset}_scales{8 * self.scale_bytes}"
+
+    @property
+    def groups(self) -> int:
+        """Groups in a block."""
+        return BLOCK // self.group
+
+    @property
+    def block_code_bytes(self) -> int:
+        return TILE * BLOCK * self.bits // 8
+
+    @property
+    def block_scale_bytes(self) -> int:
+        return TILE * self.groups * self.scale_bytes
+
+    def scales_start(self, blocks: int) -> int:
+        """Offset of the scales in a tile that is `blocks` long."""
+        return blocks * self.block_code_bytes
+
+    def mins_start(self, blocks: int) -> int:
+        return self.scales_start(blocks) + round_up(blocks * self.block_scale_bytes, CACHE_LINE)
+
+    def tile_bytes(self, blocks: int) -> int:
+        end = self.mins_start(blocks)
+        return end if self.offset is not None else end + round_up(blocks * self.block_scale_bytes, CACHE_LINE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """A packed matrix: `n_tiles` tiles, each `blocks` blocks long, in `data`."""
+
+    format: TileFormat
+    data: NDArray[np.uint8]
+    n_tiles: int
+    blocks: int
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.format.tile_bytes(self.blocks)
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is >= n."""
+    return -(-n // multiple) * multiple
+
+
+def allocate(n_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed memory, page-aligned, in huge pages where the system has them: fewer address look-ups while streaming."""
+    size = round_up(max(n_bytes, 1), mmap.PAGESIZE)
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def pack(tensor: Tensor, rows_multiple: int = TILE) -> Matrix:
+    """`tensor` [N, K] in tiles; N is padded to `rows_multiple` and K to 32 with weights that are zero.
+
+    A float32 tensor is rounded to 8 bits: per 32 weights, scale = the largest magnitude / 127 as float16.
+    """
+    quantized = tensor if isinstance(tensor, Quantized) else _quantize(tensor)
+    quantized = _padded(quantized, rows_multiple)
+    scale, minimum = quantized.scale, quantized.min
+    offset = next((c for c in _OFFSETS if np.array_equal(minimum, -c * scale)), None)
+    kept = (scale,) if offset is not None else (scale, minimum)
+    scale_type = np.float16 if all(_fits_float16(values) for values in kept) else np.float32
+    tile_format = TileFormat(quantized.bits, quantized.group, offset, np.dtype(scale_type).itemsize)
+
+    n_tiles, blocks = quantized.codes.shape[0] // TILE, quantized.codes.shape[1] // BLOCK
+    data = allocate(n_tiles * tile_format.tile_bytes(blocks))
+    tiles = data[: n_tiles * tile_format.tile_bytes(blocks)].reshape(n_tiles, -1)
+    # By parts of a few megabytes: the transposed copies of a whole vocabulary would double the memory at start.
+    for part in _parts(n_tiles, blocks):
+        rows = slice(part.start * TILE, part.stop * TILE)
+        tiles[part, : tile_format.scales_start(blocks)] = _tiled_codes(quantized.codes[rows], quantized.bits)
+        starts = (tile_format.scales_start(blocks), tile_format.mins_start(blocks))
+        for start, values in zip(starts, kept, strict=False):
+            columns = _tiled_scales(values[rows].astype(scale_type), tile_format.groups)
+            tiles[part, start : start + columns.shape[1]] = columns
+    return Matrix(tile_format, data, n_tiles, blocks)
+
+
+def _parts(n_tiles: int, blocks: int) -> Iterator[slice]:
+    step = max(1, (1 << 22) // (blocks * TILE * BLOCK))
+    return (slice(start, min(start + step, n_tiles)) for start in range(0, n_tiles, step))
+
+
+def _tiled_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Codes [16 * n, 32 * b] -> bytes [n, b * block_code_bytes]."""
+    n, b = codes.shape[0] // TILE, codes.shape[1] // BLOCK
+    # Four codes are one 32-bit word here, which halves the axes to turn.
+    words = np.ascontiguousarray(codes).view(np.uint32).reshape(n, TILE, b, 8).transpose(0, 2, 3, 1)
+    if bits == 4:
+        words = words[:, :, :4] | words[:, :, 4:] << np.uint32(4)
+    return np.ascontiguousarray(words).view(np.uint8).reshape(n, -1)
+
+
+def _tiled_scales(values: NDArray[np.floating], groups: int) -> NDArray[np.uint8]:
+    """Scales or mins [16 * n, b * groups] -> their bytes, [n, b][group][row]."""
+    n = values.shape[0] // TILE
+    turned = values.reshape(n, TILE, -1, groups).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(turned).view(np.uint8).reshape(n, -1)
+
+
+def _fits_float16(values: NDArray[np.float32]) -> bool:
+    with np.errstate(over="ignore"):
+        return np.array_equal(values.astype(np.float16).astype(np.float32), values)
+
+
+def _padded(q: Quantized, rows_multiple: int) -> Quantized:
+    n, k = q.codes.shape
+    rows, columns = round_up(n, rows_multiple) - n, round_up(k, BLOCK) - k
+    if not rows and not columns:
+        return q
+    groups = columns // q.group
+    return Quantized(
+        np.pad(q.codes, ((0, rows), (0, columns))),
+        np.pad(q.scale, ((0, rows), (0, groups))),
+        np.pad(q.min, ((0, rows), (0, groups))),
+        q.group,
+        q.bits,
+    )
+
+
+def _quantize(weights: NDArray[np.float32]) -> Quantized:
+    """Float weights rounded to signed 8 bits per 32-block, as Q8_0 does; the unsigned code is 128 more."""
+    n, k = weights.shape
+    width = round_up(k, BLOCK)
+    codes = np.empty((n, width), np.uint8)
+    scale = np.empty((n, width // BLOCK), np.float32)
+    step = max(1, (1 << 20) // width)
+    for start in range(0, n, step):
+        part = np.pad(weights[start : start + step], ((0, 0), (0, width - k))).reshape(-1, width // BLOCK, BLOCK)
+        largest = np.abs(part).max(axis=-1)
+        rounded = (largest / np.float32(127)).astype(np.float16).astype(np.float32)
+        inverse = np.divide(np.float32(1), rounded, out=np.zeros_like(rounded), where=rounded > 0)
+        signed = np.clip(np.rint(part * inverse[..., None]), -127, 127)
+        codes[start : start + step] = (signed + 128).astype(np.uint8).reshape(-1, width)
+        scale[start : start + step] = rounded
+    return Quantized(codes, scale, -128 * scale, BLOCK, 8)

@@ -1,0 +1,151 @@
+"""The CPU paths: which instruction sums four byte products, and what else a path can rely on.
+
+Every path computes the same integers. Floats differ between paths only where a CPU has no fused multiply-add.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import binding as llvm
+from llvmlite import ir
+
+from engine.kernels.compiled.lang import F16, F32, I8, I16, I32, PTR, Function, I8x64, I32x16, Value, vector
+
+I32x8, I32x4, I8x16 = vector(I32, 8), vector(I32, 4), vector(I8, 16)
+
+
+def _dot4_vpdpbusd_512(f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
+    """AVX512-VNNI: one instruction, 64 products."""
+    return f.intrinsic("llvm.x86.avx512.vpdpbusd.512", I32x16, total, codes.bitcast(I32x16), x.splat())
+
+
+def _dot4_vpdpbusd_256(f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
+    """AVX-VNNI: the same in two halves of eight rows."""
+    name, words, x8 = "llvm.x86.avx512.vpdpbusd.256", codes.bitcast(I32x16), x.splat(8)
+    low, high = (
+        f.intrinsic(name, I32x8, total.shuffle(half), words.shuffle(half), x8) for half in (range(8), range(8, 16))
+    )
+    return low.concatenate(high)
+
+
+def _dot4_pmaddwd(f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
+    """AVX2: even and odd bytes widened to 16 bits, so that no sum of two products saturates (as `pmaddubsw`'s would)."""
+    words, x_words = codes.bitcast(vector(I16, 32)), x.splat().bitcast(vector(I16, 32))
+    even, odd = words & 0xFF, words >> 8
+    x_even, x_odd = (x_words << 8).arithmetic_shift_right(8), x_words.arithmetic_shift_right(8)
+    for a, b in ((even, x_even), (odd, x_odd)):
+        halves = [
+            f.intrinsic("llvm.x86.avx2.pmadd.wd", I32x8, a.shuffle(half), b.shuffle(half))
+            for half in (range(16), range(16, 32))
+        ]
+        total = total + halves[0].concatenate(halves[1])
+    return total
+
+
+def _dot4_sdot(f: Function, total: Value, codes: Value, x: Value, bits: int) -> Value:
+    """NEON dot product, which is signed: an 8-bit code c becomes c - 128, and 128 x is added back as 64 x + 64 x."""
+    name, x16 = "llvm.aarch64.neon.sdot.v4i32.v16i8", x.splat(4).bitcast(I8x16)
+    parts = []
+    for quarter in range(4):
+        part = total.shuffle(range(4 * quarter, 4 * quarter + 4))
+        signed = codes.shuffle(range(16 * quarter, 16 * quarter + 16))
+        if bits == 8:
+            signed = signed ^ 0x80
+            offset = f.constant(I8x16, 64)
+            part = f.intrinsic(name, I32x4, f.intrinsic(name, I32x4, part, offset, x16), offset, x16)
+        parts.append(f.intrinsic(name, I32x4, part, signed, x16))
+    return parts[0].concatenate(parts[1]).concatenate(parts[2].concatenate(parts[3]))
+
+
+def _dot4_plain(_f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
+    """Shifts and multiplications any CPU has."""
+    words = codes.bitcast(I32x16)
+    for byte in range(4):
+        code = (words >> (8 * byte)) & 0xFF
+        total = total + code * (x << (24 - 8 * byte)).arithmetic_shift_right(24).splat()
+    return total
+
+
+Dot4 = Callable[[Function, Value, Value, Value, int], Value]
+"""(function, total int32 x 16, codes uint8 x 64, x int32 of four int8, bits of a code) -> total plus, for each of 16
+rows, the sum of its four code * x."""
+
+
+@dataclass(frozen=True)
+class CPUPath:
+    """One way to compile every kernel. `cpu` and `features` are LLVM's; `has_float16` and `has_fma` say that the
+    conversion and the fused multiply-add are instructions."""
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    dot4: Dot4
+    has_float16: bool = True
+    has_fma: bool = True
+
+    def fma(self, f: Function, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once where the CPU can."""
+        if not self.has_fma:
+            return a * b + c
+        vectors = [v if isinstance(v.type, ir.VectorType) else v.splat() for v in (a, b, c)]
+        return f.intrinsic("llvm.fma.v16f32", vectors[2].type, *vectors)
+
+    def load_float16(self, pointer: Value) -> Value:
+        """Sixteen float16 at `pointer` as float32."""
+        if self.has_float16:
+            return pointer.load(vector(F16)).to(F32)
+        # The float16's exponent and fraction, moved into a float32's place, are the number divided by 2^112.
+        bits = pointer.load(vector(I16)).zero_extend(I32)
+        magnitude = ((bits & 0x7FFF) << 13).bitcast(vector(F32)) * 2.0**112
+        return (magnitude.bitcast(I32x16) | ((bits & 0x8000) << 16)).bitcast(vector(F32))
+
+    def to_float16(self, f: Function, value: Value) -> Value:
+        """Sixteen float32 as the bits of float16, rounded to nearest even; what is too large becomes infinite."""
+        if self.has_float16:
+            return value.to(F16).bitcast(vector(I16))
+        bits = value.bitcast(I32x16)
+        sign, magnitude = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
+        # Below 2^-14 the float16 is a multiple of 2^-24: adding 1/2 lets the float32 addition round to one.
+        small = (magnitude.bitcast(vector(F32)) + 0.5).bitcast(I32x16) - 0x3F000000
+        normal = (magnitude - (112 << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13
+        infinite = f.constant(I32x16, 0x7C00)
+        rounded = (magnitude < (113 << 23)).select(small, normal)
+        rounded = (magnitude >= 0x477FF000).select(infinite, rounded)
+        return (rounded | sign).to(I16)
+
+    def target_machine(self) -> llvm.TargetMachine:
+        target = llvm.Target.from_triple(self.triple)
+        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
+
+
+def detect() -> CPUPath:
+    """The fastest path this CPU has."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    has = lambda *names: all(features.get(name, False) for name in names)  # noqa: E731 - reads as a word
+    triple, cpu, flags = llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten()
+    if has("avx512vnni", "avx512bw", "avx512vl"):
+        return CPUPath("avx512-vnni", triple, cpu, flags, _dot4_vpdpbusd_512)
+    if has("avxvnni", "fma", "f16c"):
+        return CPUPath("avx-vnni", triple, cpu, flags, _dot4_vpdpbusd_256)
+    if has("avx2", "fma", "f16c"):
+        return CPUPath("avx2", triple, cpu, flags, _dot4_pmaddwd)
+    if has("dotprod"):
+        return CPUPath("neon-dot", triple, cpu, flags, _dot4_sdot)
+    return CPUPath("plain", triple, cpu, flags, _dot4_plain, has_float16=False, has_fma=False)
+
+
+def named(name: str) -> CPUPath:
+    """The path `name` on the oldest CPU that has it, for tests; raises `KeyError` for a name that is none of ours."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    triple, plain_cpu = llvm.get_process_triple(), "x86-64" if "x86_64" in llvm.get_process_triple() else "generic"
+    return {
+        "avx512-vnni": CPUPath("avx512-vnni", triple, "icelake-server", "-prefer-256-bit", _dot4_vpdpbusd_512),
+        "avx-vnni": CPUPath("avx-vnni", triple, "alderlake", "", _dot4_vpdpbusd_256),
+        "avx2": CPUPath("avx2", triple, "haswell", "", _dot4_pmaddwd),
+        "neon-dot": CPUPath("neon-dot", "aarch64-unknown-linux-gnu", "neoverse-n1", "", _dot4_sdot),
+        "plain": CPUPath("plain", triple, plain_cpu, "", _dot4_plain, has_float16=False, has_fma=False),
+    }[name]

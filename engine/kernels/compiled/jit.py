@@ -1,0 +1,90 @@
+"""From LLVM IR to callable machine code, kept on disk between runs.
+
+The folder's name holds a hash of every source file of this package, the CPU path and the llvmlite version: an object
+file found there is the one that would be made. Files appear whole (written aside, then renamed), so that processes
+may share the folder.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import llvmlite
+import platformdirs
+from llvmlite import binding as llvm
+from llvmlite import ir
+
+from engine.kernels.compiled.isa import CPUPath
+
+
+class Library:
+    """Machine code for one CPU path, compiled module by module as it is asked for.
+
+    `build` functions get an empty module and fill it; the name of a module must say everything its code depends on.
+    """
+
+    def __init__(self, path: CPUPath, folder: Path | None = None) -> None:
+        self.path = path
+        self.num_compiled = 0
+        self._folder = (folder or Path(platformdirs.user_cache_dir("lockstep")) / "kernels") / _fingerprint(path)
+        self._machine = path.target_machine()
+        empty = llvm.parse_assembly("")
+        empty.triple = path.triple
+        self._engine = llvm.create_mcjit_compiler(empty, self._machine)
+        self._loaded: set[str] = set()
+
+    def address(self, module: str, function: str, build: Callable[[ir.Module], object]) -> int:
+        """Where `function` of `module` is in memory; the module is compiled if neither memory nor disk has it."""
+        if module not in self._loaded:
+            code = self._cached(module) or self._compile(module, build)
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.finalize_object()
+            self._loaded.add(module)
+        address = int(self._engine.get_function_address(f"{module}.{function}"))
+        assert address, f"{module} has no function {function}"
+        return address
+
+    def assembly(self, module: str, build: Callable[[ir.Module], object]) -> str:
+        """The module as assembly text, for people and for tests of paths this CPU cannot run."""
+        return str(self._machine.emit_assembly(self._optimized(module, build)))
+
+    def _cached(self, module: str) -> bytes | None:
+        try:
+            return (self._folder / f"{module}.o").read_bytes()
+        except OSError:
+            return None
+
+    def _compile(self, module: str, build: Callable[[ir.Module], object]) -> bytes:
+        code = bytes(self._machine.emit_object(self._optimized(module, build)))
+        self.num_compiled += 1
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as aside:
+                aside.write(code)
+            Path(aside.name).replace(self._folder / f"{module}.o")
+        except OSError:
+            pass  # a cache that cannot be written costs time at the next start, nothing else
+        return code
+
+    def _optimized(self, module: str, build: Callable[[ir.Module], object]) -> llvm.ModuleRef:
+        source = ir.Module(name=module)
+        source.triple = self.path.triple
+        source.data_layout = str(self._machine.target_data)
+        build(source)
+        parsed = llvm.parse_assembly(str(source))
+        parsed.verify()
+        # Kernels are vectorised by hand; LLVM's own vectorisers and unroller would only cost compile time.
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+        passes = llvm.create_pass_builder(self._machine, options)
+        passes.getModulePassManager().run(parsed, passes)
+        return parsed
+
+
+def _fingerprint(path: CPUPath) -> str:
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    digest.update(repr((path.triple, path.cpu, path.features, llvmlite.__version__, llvm.llvm_version_info)).encode())
+    return f"{path.name}-{digest.hexdigest()[:16]}"
