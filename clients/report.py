@@ -1,5 +1,6 @@
 """From what was measured of each request to latencies and throughput, in the names and layout of `vllm bench serve`."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -35,7 +36,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def itls_s(self) -> list[float]:
         """The gaps between one piece of text and the next."""
-        return [later - earlier for earlier, later in zip(self.t_pieces, self.t_pieces[1:], strict=False)]
+        return [later - earlier for earlier, later in itertools.pairwise(self.t_pieces)]
 
     @property
     def e2el_s(self) -> float:
