@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from engine.batch import Chunk
 from engine.config import ModelConfig
@@ -12,6 +13,8 @@ from engine.kernels.reference.forward import forward
 from engine.kernels.reference.linear import ROWS, FloatLinear
 from engine.kernels.reference.weights import Activations, Weights, pack
 from engine.kv_cache import KVCache
+
+_BLAS = ThreadpoolController().select(user_api="blas")
 
 
 class ReferenceKernels:
@@ -31,8 +34,13 @@ class ReferenceKernels:
         return KVCache(config.n_layers, config.n_kv_heads, config.d_head, max_len, batch=n_slots, dtype=dtype)
 
     def forward(self, weights: Weights, chunks: Sequence[Chunk], cache: KVCache) -> FloatArray:
-        """As `KernelSet.forward`."""
-        return forward(weights, chunks, cache)
+        """As `KernelSet.forward`.
+
+        With one thread: those of OpenBLAS wait for each other by spinning, and as soon as anything else wants a core,
+        the server's own event loop included, a step takes ten times as long.
+        """
+        with _BLAS.limit(limits=1):
+            return forward(weights, chunks, cache)
 
 
 def _arithmetic_digest() -> str:
