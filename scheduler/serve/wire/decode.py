@@ -52,8 +52,8 @@ def _misfit(complaint: str) -> ApiError:
     """The refusal for msgspec's complaint about a value, with the top-level parameter it is in."""
     place = _PLACE.search(complaint)
     if place is None or not place["path"]:
-        missing = re.search(r"missing required field `(\w+)`", complaint)
-        return invalid(missing[1] if missing else None, f"the body does not fit: {complaint.replace(' - at `$`', '')}")
+        field = re.search(r"(?:missing required|unknown) field `(\w+)`", complaint)
+        return invalid(field[1] if field else None, f"the body does not fit: {complaint.replace(' - at `$`', '')}")
     path = place["path"].replace("[...]", "")
     what = complaint[: place.start()]
     return invalid(re.split(r"[.\[]", path)[0], f"{path}: {what[0].lower()}{what[1:]}")

@@ -1,0 +1,84 @@
+"""From a model file to everything that needs no event loop: weights, cache, and a first forward to warm them up."""
+
+from dataclasses import dataclass
+
+import structlog
+
+from engine.batch import Chunk
+from engine.model import Model, Progress
+from scheduler.backend import ModelBackend
+from scheduler.batch import Backend
+from scheduler.core import Scheduler
+from scheduler.serve.service import ChatTemplate, Tokenizer
+from scheduler.serve.settings import ServeSettings
+
+DEFAULT_MAX_CONTEXT = 4096
+PROGRESS_STEP = 0.25
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("lockstep.load")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to run. `max_len` is the positions a slot holds."""
+
+    scheduler: Scheduler
+    backend: Backend
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    max_len: int
+    fingerprint: str
+
+
+def load(settings: ServeSettings) -> Loaded:
+    """The model of `settings`, loaded and warmed up. Takes seconds; raises `ModelFileError`."""
+    _log.info("loading", model=str(settings.model))
+    model = Model.load(settings.model, kernels=settings.kernels, progress=_progress())
+    max_len = context_of(settings, model.config.max_context)
+    cache = model.new_cache(settings.slots, max_len, settings.kv_dtype)
+    _log.info(
+        "loaded",
+        model=settings.model_name,
+        kernels=model.kernels,
+        slots=settings.slots,
+        context=max_len,
+        kv_dtype=settings.kv_dtype,
+        kv_cache_mib=round(cache.nbytes() / 2**20, 1),
+    )
+    model.forward((Chunk(slot=0, start=0, token_ids=(0,)),), cache)
+    cache.truncate(0)
+    return Loaded(
+        scheduler=Scheduler(
+            n_slots=settings.slots,
+            max_len=max_len,
+            prefill_chunk=settings.prefill_chunk,
+            max_queue=settings.max_queue,
+            eos_ids=model.tokenizer.eos_ids,
+        ),
+        backend=ModelBackend(model, cache),
+        tokenizer=model.tokenizer,
+        template=model.chat_template,
+        max_len=max_len,
+        fingerprint=model.fingerprint(settings.kv_dtype),
+    )
+
+
+def context_of(settings: ServeSettings, model_context: int) -> int:
+    """Positions per slot: what was asked for, but not more than the model was trained on."""
+    if settings.context is None:
+        return min(model_context, DEFAULT_MAX_CONTEXT)
+    if settings.context > model_context:
+        _log.warning("context lowered to the model's own", asked=settings.context, context=model_context)
+    return min(settings.context, model_context)
+
+
+def _progress() -> Progress:
+    """A callable that logs each stage as it begins and whenever another part of it is done."""
+    shown: dict[str, float] = {}
+
+    def report(stage: str, fraction: float) -> None:
+        if stage not in shown or fraction >= shown[stage] + PROGRESS_STEP:
+            shown[stage] = fraction
+            _log.info("loading", stage=stage, percent=round(100 * fraction))
+
+    return report
