@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from engine.batch import Result, Sampled, Scored, TokenLogprob, TokenLogprobs
 from scheduler.batch import Batch, Work
 from scheduler.core import Scheduler
+from scheduler.events import Finished
 from scheduler.loop import EngineLoop
 from scheduler.request import FinishReason, Request
 
@@ -171,10 +172,11 @@ def fake_loop(
     max_len: int = 64,
     prefill_chunk: int = 8,
     max_queue: int = 16,
+    on_finished: Callable[[Finished], None] = lambda _finished: None,
 ) -> EngineLoop:
     """An `EngineLoop` over the fakes; whoever asks for it runs and stops it."""
     tokenizer = ByteTokenizer()
     scheduler = Scheduler(
         n_slots=n_slots, max_len=max_len, prefill_chunk=prefill_chunk, max_queue=max_queue, eos_ids=tokenizer.eos_ids
     )
-    return EngineLoop(scheduler, backend or FakeBackend(), tokenizer)
+    return EngineLoop(scheduler, backend or FakeBackend(), tokenizer, on_finished=on_finished)
