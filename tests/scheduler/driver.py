@@ -36,8 +36,8 @@ class Driver:
 
     def submit(self, *args, **kwargs):
         new = request(*args, **kwargs)
-        self.requests[new.id] = new
         self._keep(self.scheduler.submit(new, self.t, self.open_output))
+        self.requests[new.id] = new
         return new
 
     def abort(self, request_id):
