@@ -30,19 +30,20 @@ def forward(weights: Weights, chunks: Sequence[Chunk], cache: KVCache) -> FloatA
     """
     begin(chunks, cache)
     rows = Rows.of(chunks)
-    config = weights.config
+    n_rows, config = len(rows.token_ids), weights.config
     x = _padded(weights.embed(rows.token_ids))
     turn = rotation(_padded(rows.positions), weights.inverse_frequencies)
-    # An overflow of SwiGLU's exp(-x) goes to the right limit; a key or value too large for float16 becomes infinite.
-    with np.errstate(over="ignore"):
+    # SwiGLU's exp(-x) overflows to the right limit. Whatever else is not finite stays in its own row, for the sampler
+    # to refuse.
+    with np.errstate(over="ignore", invalid="ignore"):
         for index, layer in enumerate(weights.layers):
             q, k, v = _project(layer, config, _rms_norm(x, layer.attn_norm, config.norm_eps), turn)
-            n_rows = len(rows.token_ids)
             cache.append(index, rows.slots, rows.positions, k[:n_rows], v[:n_rows])
             x += layer.attn_output(_attention(q, chunks, cache, index))
             x += _swiglu(layer, _rms_norm(x, layer.ffn_norm, config.norm_eps))
-    wanted = x[: len(rows.token_ids)][rows.wants_logits]
-    return weights.head(_rms_norm(_padded(wanted), weights.output_norm, config.norm_eps))[: len(wanted)]
+        wanted = _padded(x[:n_rows][rows.wants_logits])
+        logits = weights.head(_rms_norm(wanted, weights.output_norm, config.norm_eps))
+    return logits[: np.count_nonzero(rows.wants_logits)]
 
 
 def _padded(rows: NDArray[Number]) -> NDArray[Number]:
