@@ -39,18 +39,15 @@ class AnswerForm(ABC):
     def __init__(self, call: Call, service: Service) -> None:
         self.call = call
         self.service = service
+        self.common: dict[str, Any] = {
+            "id": call.id,
+            "created": call.created,
+            "model": call.model,
+            "system_fingerprint": service.model.fingerprint,
+        }
+        """The fields that are the same in every chunk."""
         self._begun: set[int] = set()
         self._num_sent_tokens = 0
-
-    @property
-    def common(self) -> dict[str, Any]:
-        """The fields that are the same in every chunk."""
-        return {
-            "id": self.call.id,
-            "created": self.call.created,
-            "model": self.call.model,
-            "system_fingerprint": self.service.model.fingerprint,
-        }
 
     def deltas(self, position: int, delta: Delta) -> list[Answer]:
         """The chunks that say `delta`; none if it has nothing this client asked for."""

@@ -38,7 +38,7 @@ def chat_form(service: Service, body: bytes) -> AnswerForm:
         vocab_size=service.tokenizer.vocab_size,
         encode=service.encode_plain,
     )
-    ids = service.ids_of_chat(fields, limited=fields.truncate_prompt_tokens is None)
+    ids = service.ids_of_chat(fields.chat, limited=fields.truncate_prompt_tokens is None)
     prompt = service.check_prompt(fields, ids, param="messages")
     return ChatForm(Call.of(fields, prefix="chatcmpl", model=model, prompts=[prompt], params=params), service)
 

@@ -43,10 +43,10 @@ def build_app(serving: Serving, settings: ServeSettings) -> web.Application:
 
     Run it with `protocol.Runner`, so that clients that go away are noticed.
     """
-    app = web.Application(middlewares=[_failures, guard(settings)], client_max_size=settings.max_body + 1)
+    app = web.Application(middlewares=[_failures, guard(settings)], client_max_size=settings.max_body)
     app[SERVING] = serving
     app[SETTINGS] = settings
-    app.on_response_prepare.append(_add_cors)
+    app.on_response_prepare.append(_add_headers)
     for method, path, handler in (
         ("POST", "/v1/chat/completions", chat_completions),
         ("POST", "/v1/completions", completions),
@@ -197,6 +197,6 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
     return None
 
 
-async def _add_cors(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    if isinstance(request, web.Request):
-        response.headers.update(cors_headers(request, request.app[SETTINGS]))
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[hdrs.SERVER] = "lockstep"
+    response.headers.update(cors_headers(request, request.app[SETTINGS]))

@@ -5,7 +5,7 @@ A client that goes away cancels its handler; a client too many is told so.
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
@@ -65,6 +65,7 @@ class _Connection(RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun, there is no room for an error")
         response = error_response(error)
+        response.headers[hdrs.SERVER] = "lockstep"
         response.force_close()
         return response
 

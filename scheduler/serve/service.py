@@ -7,7 +7,8 @@ Whatever takes time that grows with its input (decoding bodies, templates, token
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, Protocol, TypeVar
+from datetime import datetime
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -60,11 +61,13 @@ class ChatTemplate(Protocol):
 
     def render(
         self,
-        messages: Sequence[dict[str, object]],
+        messages: Sequence[dict[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **template_kwargs: object,
+        now: Callable[[], datetime] | None = None,
+        **template_kwargs: Any,
     ) -> RenderedChat:
         """The conversation rendered. Raises `TemplateError`."""
 
@@ -141,6 +144,7 @@ class Service:
             messages,
             add_generation_prompt=fields.wants_generation_prompt,
             continue_final_message=bool(fields.continue_final_message),
+            now=_local_time,
             **(fields.chat_template_kwargs or {}),
         )
         return tuple(rendered.encode(self.tokenizer))
@@ -175,3 +179,8 @@ class Service:
     @staticmethod
     def _too_long(message: str, param: str) -> ApiError:
         return invalid(param, message, code="context_length_exceeded")
+
+
+def _local_time() -> datetime:
+    """The clock a template may ask."""
+    return datetime.now().astimezone()

@@ -46,6 +46,11 @@ class ChatFields(msgspec.Struct, kw_only=True):
         """Whether the prompt ends with the opening of the assistant's turn; by default unless one is continued."""
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
+    @classmethod
+    def of(cls, fields: msgspec.Struct) -> "ChatFields":
+        """These fields of a Struct that has them among others: a Struct cannot inherit from two."""
+        return ChatFields(**{name: getattr(fields, name) for name in ChatFields.__struct_fields__})
+
     def check_chat(self) -> None:
         """Raise `ApiError` for a conversation that cannot be rendered as asked."""
         if self.continue_final_message and self.add_generation_prompt:
@@ -57,9 +62,13 @@ class ChatFields(msgspec.Struct, kw_only=True):
             raise invalid("chat_template_kwargs", f"chat_template_kwargs must not set {', '.join(sorted(taken))}")
 
 
-class ChatRequest(CallFields, ChatFields, kw_only=True):
+class ChatRequest(CallFields, kw_only=True):
     """The body. Of the fields typed `object` only values that ask for nothing are taken."""
 
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
 
@@ -78,7 +87,7 @@ class ChatRequest(CallFields, ChatFields, kw_only=True):
     def check(self) -> None:
         """Raise `ApiError` for values no Struct type and no `SamplingParams` refuses."""
         super().check()
-        self.check_chat()
+        self.chat.check_chat()
         refuse_unsupported(self, ASKS_FOR_NOTHING)
         if self.token_limit == 0:
             raise invalid(self.token_limit_field, f"{self.token_limit_field} must be >= 1 for a chat completion, got 0")
@@ -87,6 +96,11 @@ class ChatRequest(CallFields, ChatFields, kw_only=True):
                 raise invalid("top_logprobs", f"top_logprobs must be in [0, {MAX_LOGPROBS}], got {self.top_logprobs}")
             if not self.logprobs and self.top_logprobs:
                 raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+
+    @property
+    def chat(self) -> ChatFields:
+        """What concerns the template."""
+        return ChatFields.of(self)
 
     @property
     def num_logprobs(self) -> int | None:

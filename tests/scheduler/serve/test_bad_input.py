@@ -1,0 +1,271 @@
+"""Rubbish is refused by name, with a status and the envelope, before any generation, streamed or not."""
+
+import json
+
+import pytest
+
+from tests.scheduler.serve.rig import MAX_LEN, FakeTemplate
+
+HI = '"messages":[{"role":"user","content":"Hi"}]'
+PATHS = ["/v1/chat/completions", "/v1/completions"]
+
+
+@pytest.fixture
+async def server(serve):
+    """When a test is over nothing must have been submitted, and a good request must still be answered."""
+    server = await serve()
+    yield server
+    assert server.engine.metrics.num_requests == 0
+    assert (await server.complete("Hi", max_tokens=1)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "NaN"),
+        ("temperature", "-0.5"),
+        ("temperature", '"hot"'),
+        ("temperature", "1e999"),
+        ("temperature", "true"),
+        ("top_p", "Infinity"),
+        ("top_p", "1.5"),
+        ("presence_penalty", "-Infinity"),
+        ("frequency_penalty", "3"),
+        ("repetition_penalty", "0"),
+        ("min_p", "-1"),
+        ("typical_p", "2"),
+        ("top_k", "-2"),
+        ("top_k", "1.5"),
+        ("n", "0"),
+        ("n", "-1"),
+        ("n", "true"),
+        ("n", "129"),
+        ("n", str(2**70)),
+        ("stream", '"yes"'),
+        ("stream", "1"),
+        ("max_tokens", "3.5"),
+        ("max_tokens", "3.0"),
+        ("max_tokens", "-1"),
+        ("max_tokens", str(2**70)),
+        ("max_tokens", str(-(2**70))),
+        ("max_completion_tokens", "-1"),
+        ("min_tokens", "-1"),
+        ("seed", '"x"'),
+        ("seed", "1.5"),
+        ("logit_bias", '{"0": NaN}'),
+        ("logit_bias", '{"0": 101}'),
+        ("logit_bias", '{"x": 1}'),
+        ("logit_bias", '{"258": 1}'),
+        ("logit_bias", '{"-1": 1}'),
+        ("logit_bias", '{"1": "1"}'),
+        ("logit_bias", "[1]"),
+        ("allowed_token_ids", "[]"),
+        ("allowed_token_ids", "[258]"),
+        ("allowed_token_ids", '"1"'),
+        ("stop_token_ids", "[-1]"),
+        ("stop_token_ids", "[true]"),
+        ("bad_words", '[""]'),
+        ("bad_words", "[7]"),
+        ("ignore_eos", "1"),
+        ("truncate_prompt_tokens", "0"),
+        ("request_id", '"a b"'),
+        ("request_id", '""'),
+        ("model", "7"),
+        ("stream_options", "true"),
+        ("guided_json", "{}"),
+        ("use_beam_search", "true"),
+        ("priority", "1"),
+        ("response_format", '{"type": "json_object"}'),
+        ("return_token_ids", '"yes"'),
+    ],
+)
+@pytest.mark.parametrize("stream", ["false", "true"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_25_a_value_outside_its_range_is_refused_by_name(server, path, field, value, stream):
+    streaming = "" if field == "stream" else f'"stream":{stream},'
+    body = f'{{{HI},"prompt":"Hi",{streaming}"{field}":{value}}}'
+    (await server.post(path, body.encode())).refused(param=field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logprobs", 1),
+        ("top_logprobs", 2),  # without logprobs
+        ("max_tokens", 0),
+        ("max_completion_tokens", 0),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("response_format", {"type": "grammar"}),
+        ("response_format", {"type": 7}),
+        ("response_format", "json"),
+        ("audio", {"voice": "x"}),
+        ("modalities", ["text", "audio"]),
+        ("echo", True),
+        ("chat_template", "{{ 1 }}"),
+        ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", {"now": 1}),
+        ("chat_template_kwargs", [1]),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_39_and_s09_what_a_chat_cannot_have_is_refused_never_ignored(server, field, value, stream):
+    (await server.chat(stream=stream, **{field: value})).refused(param=field)
+
+
+@pytest.mark.parametrize("top_logprobs", [-1, 21])
+async def test_top_logprobs_is_named_as_chats_call_it(server, top_logprobs):
+    (await server.chat(logprobs=True, top_logprobs=top_logprobs)).refused(param="top_logprobs")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("logprobs", True), ("logprobs", 21), ("logprobs", -1), ("echo", "yes"), ("best_of", 2), ("suffix", "x")],
+)
+async def test_what_a_completion_cannot_have_is_refused(server, field, value):
+    (await server.complete(**{field: value})).refused(param=field)
+
+
+@pytest.mark.parametrize("field", ["prompt_logprobs", "echo"])
+async def test_prompt_logprobs_are_refused_in_a_stream_which_has_no_place_for_them(server, field):
+    body = {"prompt_logprobs": 1} if field == "prompt_logprobs" else {"echo": True, "logprobs": 1}
+    (await server.complete(stream=True, **body)).refused(param=field)
+
+
+@pytest.mark.parametrize("stop", ["", [""], ["\n\n", ""], [7], {"a": 1}, 7, True, [None], [["x"]], ["x"] * 65])
+@pytest.mark.parametrize("path", PATHS)
+async def test_05_a_stop_that_means_nothing_is_refused(server, path, stop):
+    body = {"stop": stop, "max_tokens": 4, "prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
+    for stream in (False, True):
+        (await server.post(path, {**body, "stream": stream})).refused(param="stop")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [1, 258], [-1], [2**40], [2**70], [1.5], [True], ["1", 2], [1, "2"], [[1, 2], []], [[1], "a"], [["a"]], "",
+        [], [[]], [""], ["a", ""], None, 7, True, {"a": 1}, [None], [[[1]]], [{}], ["a"] * 257,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+async def test_27_a_prompt_that_is_no_prompt_is_refused(server, prompt, stream):
+    (await server.complete(prompt, max_tokens=1, stream=stream)).refused(param="prompt")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b" \n", b'""', b"null", b"[]", b"12", b"{}{}", b"{}]", b"{", b"{}", b'{"messages"', b"\xff\xfe{\x00}\x00",
+        b"\x00", b"true", b"<html>", b"NaN", b"{'messages': []}", b'{"a": 1,}', b'{"a": 01}', b'{\x00"\x00a\x00',
+        b'{"messages": [{"role": "user", "content": "\xff"}]}', b'{"messages": {}}', b'{"messages": "Hi"}',
+        b'{"messages": []}', b'{"messages": [7]}', b'{"messages": [{}]}', b'{"messages": [{"role": "user"}]}',
+        b'{"messages": [{"role": "wizard", "content": "Hi"}]}', b'{"messages": [{"role": 7, "content": "Hi"}]}',
+        b'{"messages": [{"role": null, "content": "Hi"}]}', b'{"messages": [{"role": ["user"], "content": "Hi"}]}',
+        b'{"messages": [{"role": "user", "content": 7}]}', b'{"messages": [{"role": "user", "content": {"a": 1}}]}',
+        b'{"messages": [{"role": "user", "content": null}]}', b'{"messages": [{"role": "user", "content": []}]}',
+        b'{"messages": [{"role": "user", "content": ["Hi"]}]}', b'{"messages": null}',
+        b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}',
+        b'{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
+        b'{"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'{"\\ud800": 1}',
+        b'{"messages": [{"role": "user", "content": "\x01"}]}',
+        b'{"ignored": NaN, "messages": [{"role": "user", "content": "Hi"}]}',
+        b'{"n": ' + b"9" * 5000 + b"}", b'{"temperature": ' + b"9" * 5000 + b"}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", [*PATHS, "/tokenize", "/detokenize"])
+async def test_29_a_body_that_is_no_request_is_refused(server, path, body):
+    (await server.post(path, body)).refused()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"temperature": NaN}', "temperature"),
+        ('{"logit_bias": {"1": -Infinity}}', "logit_bias"),
+        ('{"metadata": {"a": [1, {"b": NaN}]}}', "metadata"),
+        ('{"user": "\\ud83d"}', "user"),
+    ],
+)
+async def test_what_json_cannot_say_is_refused_by_name_wherever_it_stands(server, body, param):
+    error = (await server.post(PATHS[0], body.encode())).refused(param=param)
+    assert param in error["message"]
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+@pytest.mark.parametrize("key", ["ignored", "metadata", "messages", "stop", "logit_bias", "prompt"])
+async def test_29_deep_nesting_is_refused_wherever_it_stands(server, opening, closing, key):
+    nested = opening * 50_000 + "1" + closing * 50_000
+    for body in (f'{{{HI},"max_tokens":1,"{key}":{nested}}}', opening * 50_000):
+        (await server.post(PATHS[0], body.encode())).refused()
+
+
+@pytest.mark.parametrize("field", ["include_usage", "continuous_usage_stats"])
+async def test_stream_options_without_stream_are_refused(server, field):
+    for stream in ({}, {"stream": False}):
+        (await server.chat(stream_options={field: True}, **stream)).refused(param="stream_options")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("length", [MAX_LEN, MAX_LEN + 1, 5000])
+async def test_23_a_prompt_as_long_as_the_context_is_refused_with_both_numbers(server, stream, length):
+    for reply in (
+        await server.complete([65] * length, stream=stream),
+        await server.complete(["a", "b" * length], stream=stream),
+        await server.chat("a" * length, stream=stream),
+    ):
+        error = reply.refused()
+        assert error["code"] == "context_length_exceeded"
+        assert str(MAX_LEN) in error["message"]
+    assert str(length) in (await server.complete([65] * length)).refused()["message"]
+
+
+async def test_a_huge_prompt_is_refused_without_tokenizing_it(server, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service.tokenizer, "encode", lambda *_args, **_kwargs: pytest.fail("it was tokenized"))
+        for reply in (await server.complete("x" * 10_000_000), await server.chat("x" * 10_000_000)):
+            assert reply.refused()["code"] == "context_length_exceeded"
+
+
+async def test_both_template_flags_at_once_are_refused(server):
+    messages = [{"role": "assistant", "content": "The"}]
+    reply = await server.chat(messages, add_generation_prompt=True, continue_final_message=True)
+    reply.refused(param="continue_final_message")
+
+
+async def test_what_the_template_refuses_is_told_in_its_words(server):
+    error = (await server.chat("refuse me")).refused(param="messages")
+    assert error["message"] == "the template refuses these messages"
+
+
+async def test_without_a_template_a_chat_is_refused_and_completions_work(serve):
+    server = await serve(template=None)
+    (await server.chat()).refused(param="messages")
+    assert (await server.complete(max_tokens=1)).status == 200
+
+
+async def test_a_template_that_breaks_is_our_fault_and_told_without_names(serve):
+    class Broken(FakeTemplate):
+        def render(self, *_args, **_kwargs):
+            raise KeyError("secret internals")
+
+    server = await serve(template=Broken())
+    error = (await server.chat()).refused(500)
+    assert "secret" not in error["message"]
+
+
+async def test_an_unknown_model_is_not_found(server):
+    for reply in (
+        await server.chat(model="nope"),
+        await server.complete(model="nope", stream=True),
+        await server.post("/tokenize", {"model": "nope", "prompt": "x"}),
+    ):
+        assert reply.refused(404, param="model")["code"] == "model_not_found"
+
+
+async def test_a_number_of_many_digits_costs_nothing(server):
+    body = json.dumps({"prompt": "Hi"})[:-1] + ',"seed": ' + "9" * 100_000 + "}"
+    (await server.post(PATHS[1], body.encode())).refused(param="seed")

@@ -1,0 +1,138 @@
+"""POST /v1/completions: prompts of every shape, echo, log-probabilities."""
+
+import pytest
+
+from tests.fakes import FakeBackend
+from tests.scheduler.serve.rig import MAX_LEN
+
+PROMPTS = ["red is a", "two plus", "cat and"]
+
+
+def alphabet(row, request, _index):
+    """The first token after the prompt is "a", then "b", ..."""
+    return ord("a") + (len(row) - len(request.prompt_ids)) % 26
+
+
+async def test_s03_and_s19_a_batch_of_prompts_with_n_is_answered_prompt_by_prompt(server):
+    options = {"n": 2, "echo": True, "max_tokens": 4, "temperature": 0.8, "seed": 3}
+    reply = (await server.complete(PROMPTS, **options)).json
+    assert reply["object"] == "text_completion"
+    assert [choice["index"] for choice in reply["choices"]] == list(range(6))
+    for choice in reply["choices"]:
+        assert choice["text"].startswith(PROMPTS[choice["index"] // 2])
+    assert reply["usage"]["prompt_tokens"] == sum(map(len, PROMPTS))
+    assert reply["usage"]["completion_tokens"] == 24
+    stream = await server.stream_completion(PROMPTS, stream_options={"include_usage": True}, **options)
+    assert [stream.text(index) for index in range(6)] == [choice["text"] for choice in reply["choices"]]
+    assert all(len(stream.finish_reasons(index)) == 1 for index in range(6))
+    assert stream.usage == reply["usage"]
+
+
+async def test_each_prompt_of_a_batch_gets_what_it_would_have_got_alone(server):
+    options = {"max_tokens": 8, "seed": 7, "temperature": 1.0}
+    together = (await server.complete(PROMPTS, **options)).json["choices"]
+    alone = [(await server.complete(prompt, **options)).json["choices"][0] for prompt in PROMPTS]
+    assert [choice["text"] for choice in together] == [choice["text"] for choice in alone]
+
+
+async def test_prompts_without_a_seed_draw_one_each(server):
+    choices = (await server.complete(PROMPTS, max_tokens=1, n=2)).json["choices"]
+    assert len({choice["seed"] for choice in choices}) == 3
+
+
+@pytest.mark.parametrize("prompt", ["Hi", ["Hi"], [72, 105], [[72, 105]]])
+async def test_the_same_prompt_in_every_shape_gets_the_same_answer(server, prompt):
+    reply = (await server.complete(prompt, max_tokens=5, temperature=0, echo=True)).json
+    assert reply["choices"][0]["text"].startswith("Hi")
+    assert (
+        reply["choices"][0]["text"]
+        == (await server.complete("Hi", max_tokens=5, temperature=0, echo=True)).json["choices"][0]["text"]
+    )
+    assert reply["usage"]["prompt_tokens"] == 2
+
+
+async def test_control_tokens_are_parsed_in_a_raw_prompt(server):
+    assert (await server.complete("<|im_start|>Hello", max_tokens=1)).json["usage"]["prompt_tokens"] == 6
+
+
+async def test_21_no_tokens_at_all_are_for_scoring_a_prompt(server):
+    plain = (await server.complete("Hello", max_tokens=0)).json
+    assert plain["choices"][0]["text"] == ""
+    assert plain["choices"][0]["finish_reason"] == "length"
+    assert plain["usage"]["completion_tokens"] == 0
+    scored = (await server.complete("Hello", max_tokens=0, echo=True, logprobs=1)).json["choices"][0]
+    assert scored["text"] == "Hello"
+    assert scored["logprobs"] == {
+        "tokens": ["H", "e", "l", "l", "o"],
+        "token_logprobs": [None, -0.5, -0.5, -0.5, -0.5],
+        "top_logprobs": [None, {"e": -0.5}, {"l": -0.5}, {"l": -0.5}, {"o": -0.5}],
+        "text_offset": [0, 1, 2, 3, 4],
+    }
+    stream = await server.stream_completion("Hello", max_tokens=0, echo=True)
+    assert stream.text() == "Hello"
+    assert stream.finish_reasons() == ["length"]
+
+
+async def test_completion_logprobs_of_an_answer_go_on_after_the_echo(serve):
+    server = await serve(FakeBackend(next_token=alphabet))
+    log = (await server.complete("xy", max_tokens=3, echo=True, logprobs=2)).json["choices"][0]["logprobs"]
+    assert log["tokens"] == ["x", "y", "a", "b", "c"]
+    assert log["text_offset"] == [0, 1, 2, 3, 4]
+    assert log["token_logprobs"] == [None] + [-0.5] * 4
+    assert log["top_logprobs"][2] == {"a": -0.5, "b": -1.5}
+
+
+async def test_the_chosen_token_is_among_the_top_logprobs_even_if_none_are_asked_for(server):
+    choice = (await server.complete("xy", max_tokens=3, logprobs=0)).json["choices"][0]
+    assert choice["logprobs"]["top_logprobs"] == [{token: -0.5} for token in choice["logprobs"]["tokens"]]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+
+
+async def test_text_offsets_count_characters_not_bytes_in_a_stream_too(serve):
+    data = "é€x".encode()
+    server = await serve(FakeBackend(next_token=lambda row, *_: data[len(row) - 2]))
+    plain = (await server.complete("ab", max_tokens=6, logprobs=0)).json["choices"][0]["logprobs"]
+    assert plain["text_offset"] == [0, 0, 1, 1, 1, 2]
+    assert plain["tokens"][:2] == ["bytes:\\xc3", "bytes:\\xa9"]
+    stream = await server.stream_completion("ab", max_tokens=6, logprobs=0)
+    logs = [chunk["choices"][0]["logprobs"] for chunk in stream.chunks]
+    assert [offset for log in logs if log for offset in log["text_offset"]] == plain["text_offset"]
+
+
+async def test_ids_are_returned_when_asked_for(server):
+    reply = (await server.complete(["Hi", "you"], max_tokens=3, return_token_ids=True)).json
+    for choice, prompt in zip(reply["choices"], ["Hi", "you"], strict=True):
+        assert bytes(choice["prompt_token_ids"]).decode() == prompt
+        assert bytes(choice["token_ids"]).decode() == choice["text"]
+    stream = await server.stream_completion(["Hi", "you"], max_tokens=3, return_token_ids=True)
+    for index, prompt in enumerate(["Hi", "you"]):
+        mine = [c for chunk in stream.chunks for c in chunk["choices"] if c["index"] == index]
+        assert bytes(mine[0]["prompt_token_ids"]).decode() == prompt
+        assert bytes(i for c in mine for i in c.get("token_ids", [])).decode() == stream.text(index)
+    assert "token_ids" not in (await server.complete(max_tokens=1)).json["choices"][0]
+
+
+async def test_prompt_logprobs_belong_to_their_choice(server):
+    choices = (await server.complete(["ab", "cd"], max_tokens=1, prompt_logprobs=0)).json["choices"]
+    assert [choice["prompt_logprobs"] for choice in choices] == [
+        [None, {"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}],
+        [None, {"100": {"logprob": -0.5, "rank": 1, "decoded_token": "d"}}],
+    ]
+
+
+async def test_23_an_answer_ends_with_the_context(server):
+    prompt = [65] * (MAX_LEN - 1)
+    for limit in ({}, {"max_tokens": 50}):
+        reply = (await server.complete(prompt, **limit)).json
+        assert reply["usage"]["completion_tokens"] == 1
+        assert reply["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_prompt_is_truncated_from_the_left_when_asked(server):
+    reply = (await server.complete("x" * 5000 + "end", truncate_prompt_tokens=3, max_tokens=1, echo=True)).json
+    assert reply["usage"]["prompt_tokens"] == 3
+
+
+async def test_best_of_that_asks_for_nothing_more_is_taken(server):
+    reply = await server.complete(max_tokens=1, n=2, best_of=2, suffix="", spaces_between_special_tokens=True)
+    assert reply.status == 200

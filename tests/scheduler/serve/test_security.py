@@ -1,0 +1,114 @@
+"""Who may call: keys, origins, hosts."""
+
+import pytest
+
+from tests.scheduler.serve.rig import chat_body
+
+CHAT = "/v1/chat/completions"
+APP = "http://app.example"
+ASK = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+
+
+@pytest.fixture
+async def keyed(serve):
+    return await serve(api_key=("s\u00e9cret", "other"), cors_origin=(APP,))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Authorization": "Bearer other"}, {"Authorization": "bearer  other "}, {"x-api-key": "other"},
+     {"Authorization": "Bearer s\u00e9cret"}],
+)  # fmt: skip
+async def test_any_of_the_keys_opens_the_door(keyed, headers):
+    assert (await keyed.post(CHAT, chat_body(max_tokens=1), headers)).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer"}, {"Authorization": "Bearer "}, {"Authorization": "Bearer othe"},
+     {"Authorization": "Basic other"}, {"Authorization": "other"}, {"x-api-key": "OTHER"}, {"x-api-key": ""},
+     {"Authorization": "Bearer \udcff"}],
+)  # fmt: skip
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize", "/v1/nope"])
+async def test_41_without_a_key_nothing_is_told_but_that_one_is_needed(keyed, path, headers):
+    reply = await keyed.post(path, chat_body(), {"Origin": APP, **headers})
+    error = reply.refused(401)
+    assert error["code"] == "invalid_api_key"
+    assert "other" not in error["message"]
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert reply.headers["access-control-allow-origin"] == APP
+
+
+async def test_41_health_needs_no_key_and_everything_that_tells_does(keyed):
+    assert (await keyed.get("/health")).status == 200
+    assert (await keyed.get("/ping")).status == 200
+    for path in ("/v1/models", "/slots", "/metrics"):
+        (await keyed.get(path)).refused(401)
+
+
+async def test_41_a_browser_may_ask_first_without_a_key(keyed):
+    reply = await keyed.request("OPTIONS", CHAT, headers={"Origin": APP, **ASK})
+    assert reply.status == 204
+    assert reply.body == b""
+    assert reply.headers["access-control-allow-origin"] == APP
+    assert "POST" in reply.headers["access-control-allow-methods"]
+    assert "authorization" in reply.headers["access-control-allow-headers"].lower()
+    assert reply.headers["vary"] == "Origin"
+
+
+async def test_an_allowed_page_reads_answers_streams_and_errors(keyed):
+    headers = {"Origin": APP, "Authorization": "Bearer other"}
+    for body in (chat_body(max_tokens=1), chat_body(max_tokens=1, stream=True), chat_body(n=0)):
+        assert (await keyed.post(CHAT, body, headers)).headers["access-control-allow-origin"] == APP
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://app.example", APP + ".evil.example", ""])
+async def test_a_foreign_page_is_refused_key_or_no_key(keyed, origin):
+    headers = {"Origin": origin, "Authorization": "Bearer other"}
+    reply = await keyed.post(CHAT, chat_body(), headers)
+    reply.refused(403)
+    assert "access-control-allow-origin" not in reply.headers
+    (await keyed.request("OPTIONS", CHAT, headers={**headers, **ASK})).refused(403)
+    (await keyed.get("/health", Origin=origin)).refused(403)
+
+
+async def test_without_cors_only_the_servers_own_pages_may_call(server):
+    own = f"http://{server.host}:{server.port}"
+    assert (await server.post(CHAT, chat_body(max_tokens=1), {"Origin": own})).status == 200
+    (await server.post(CHAT, chat_body(), {"Origin": APP})).refused(403)
+    (await server.post(CHAT, chat_body(), {"Origin": f"http://{server.host}:1"})).refused(403)
+
+
+async def test_a_star_lets_every_page_in(serve):
+    server = await serve(cors_origin=("*",))
+    for origin in (APP, "null"):
+        reply = await server.post(CHAT, chat_body(max_tokens=1), {"Origin": origin})
+        assert reply.status == 200
+        assert reply.headers["access-control-allow-origin"] == origin
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:80", "127.0.0.1:9", "[::1]:8000", "10.0.0.1", "host.docker.internal", "a.localhost"],
+)
+async def test_a_local_server_answers_to_local_names(server, host):
+    assert (await server.get("/health", Host=host)).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"]
+)
+async def test_a_rebound_domain_does_not_reach_a_local_server(server, host):
+    (await server.get("/v1/models", Host=host)).refused(403)
+    reply = await server.post(CHAT, chat_body(), {"Host": host, "Origin": f"http://{host}"})
+    reply.refused(403)
+
+
+@pytest.mark.parametrize("host", ["[", "a b", "\u00e9", ":", "[::1"])
+async def test_a_host_that_is_none_is_refused(server, host):
+    assert (await server.get("/health", Host=host)).status in {400, 403}
+
+
+async def test_a_public_server_answers_to_any_name(serve):
+    server = await serve(host="0.0.0.0")
+    assert (await server.get("/health", Host="llm.example")).status == 200

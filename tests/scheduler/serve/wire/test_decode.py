@@ -1,0 +1,116 @@
+"""Bodies to Structs: whatever comes in, a Struct or a refusal comes out."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.serve.wire.chat import ChatRequest
+from scheduler.serve.wire.completions import CompletionRequest
+from scheduler.serve.wire.decode import MAX_DEPTH, decode, depth
+from scheduler.serve.wire.encode import encode_json
+from scheduler.serve.wire.errors import ApiError
+from scheduler.serve.wire.prompt import prompts_of
+
+ANYTHING = msgspec.json.Decoder(object)
+KINDS = [msgspec.json.Decoder(ChatRequest), msgspec.json.Decoder(CompletionRequest)]
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def real_depth(value):
+    if isinstance(value, dict):
+        return 1 + max(map(real_depth, value.values()), default=0)
+    return 1 + max(map(real_depth, value), default=0) if isinstance(value, list) else 0
+
+
+@given(json_values, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_depth_is_what_a_parser_would_find(value, ascii_only):
+    assert depth(json.dumps(value, ensure_ascii=ascii_only).encode()) == real_depth(value)
+
+
+@given(st.text(alphabet='[]{}"\\abn', max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_brackets_and_quotes_in_a_string_do_not_count(text):
+    assert depth(json.dumps([text]).encode()) == 1
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1])
+def test_the_depth_limit_is_exact(levels):
+    body = b"[" * levels + b"]" * levels
+    if levels == MAX_DEPTH:
+        decode(body, ANYTHING)
+    else:
+        with pytest.raises(ApiError, match="levels deep"):
+            decode(body, ANYTHING)
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_decoded_or_refused(body):
+    for decoder in KINDS:
+        try:
+            decode(body, decoder)
+        except ApiError as error:
+            assert error.status == 400
+
+
+FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__})
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_any_values_in_any_fields_are_taken_or_refused_by_name(fields):
+    body = json.dumps(fields).encode()
+    for decoder in KINDS:
+        try:
+            decode(body, decoder).check()
+        except ApiError as error:
+            assert error.status == 400
+            assert error.envelope.error.param in fields
+
+
+@given(json_values)
+@settings(max_examples=200, deadline=None)
+def test_any_prompt_is_taken_whole_or_refused(value):
+    try:
+        prompts = prompts_of(value)
+    except ApiError as error:
+        assert error.envelope.error.param == "prompt"
+    else:
+        assert all(prompts)
+        assert value in (prompts, prompts[0])
+
+
+@given(json_values)
+@settings(max_examples=200, deadline=None)
+def test_what_goes_out_is_one_line_for_everyone_and_says_the_same(value):
+    encoded = encode_json(value)
+    assert len(encoded.decode().splitlines()) == 1
+    assert json.loads(encoded) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ('{"n": 1.5}', "n", "n: expected `int | null`, got `float`"),
+        ('{"stop": [7]}', "stop", "stop[0]: expected `str`, got `int`"),
+        ('{"temperature": NaN}', "temperature", "temperature must be a finite number"),
+        ('{"messages": [{"a": Infinity}]}', "messages", "messages[0].a must be a finite number"),
+        ('{"user": "\\ud800"}', "user", "user is not Unicode text: half of a surrogate pair in it"),
+        ('{"n": 1,}', None, "the body is not valid JSON: "),
+        ("[]", None, "the body does not fit: Expected `object`, got `array`"),
+    ],
+)
+def test_a_refusal_says_where_the_fault_is(body, param, message):
+    with pytest.raises(ApiError) as refusal:
+        decode(body.encode(), KINDS[0])
+    assert refusal.value.envelope.error.param == param
+    assert refusal.value.envelope.error.message.startswith(message)
