@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,9 +36,9 @@ class Model:
     config: ModelConfig
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    _kernel_set: KernelSet
-    _weights: Any
-    _file_digest: bytes
+    _kernel_set: KernelSet = field(repr=False)
+    _weights: Any = field(repr=False)
+    _file_digest: bytes = field(repr=False)
 
     @classmethod
     def load(cls, path: str | Path, *, kernels: str = "auto", progress: Progress = _unobserved) -> Self:
