@@ -3,6 +3,7 @@ import contextlib
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from engine.params import SamplingParams
 from scheduler.request import Request
 from scheduler.serve.jsonl import JsonlServer
 from scheduler.serve.settings import ServeSettings
+from scheduler.serve.wire.socket import SocketEvent
 from tests.fakes import ByteTokenizer, FakeBackend, solo
 from tests.live_server import strict_json
 from tests.scheduler.serve import rig
@@ -35,6 +37,7 @@ class Client:
         async with asyncio.timeout(HANG_GUARD_S):
             while line := await self.reader.readline():
                 if line != b"\n":
+                    msgspec.json.decode(line, type=SocketEvent)
                     return strict_json(line)
         return None
 
