@@ -1,0 +1,116 @@
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from clients.api import LockstepClient
+from clients.chat import stream_answer
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+class Chat:
+    """A `lockstep chat` process without a terminal: what is typed goes in line by line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    def say(self, line: str) -> None:
+        self.process.stdin.write(line.encode() + b"\n")
+
+    async def read(self, text: str) -> None:
+        assert await self.process.stdout.readexactly(len(text.encode())) == text.encode()
+
+    async def end(self) -> tuple[int, str, str]:
+        """Exit code and what else came out, once the input has ended."""
+        stdout, stderr = await self.process.communicate(b"")
+        return self.process.returncode, stdout.decode(), stderr.decode()
+
+
+async def start_chat(url: str, *options: str) -> Chat:
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", "clients.cli", "chat", "--url", url, *options]
+    return Chat(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe))
+
+
+async def test_an_answer_is_written_piece_by_piece(canned):
+    pieces = []
+    async with LockstepClient(canned.url) as client:
+        await stream_answer(client, HI, pieces.append)
+    assert pieces == ["Hel", "lo", "!"]
+
+
+async def test_a_conversation_remembers_what_was_said(canned):
+    chat = await start_chat(canned.url, "--system", "Be brief.", "--temperature", "0", "--max-tokens", "9")
+    chat.say("Hi")
+    chat.say("  ")
+    chat.say("More é")
+    assert await chat.end() == (0, "Hello!\nHello!\n", "")
+    system, first, second = {"role": "system", "content": "Be brief."}, HI[0], {"role": "user", "content": "More é"}
+    assert [body["messages"] for body in canned.bodies] == [
+        [system, first],
+        [system, first, {"role": "assistant", "content": "Hello!"}, second],
+    ]
+    assert {(body["model"], body["temperature"], body["max_tokens"]) for body in canned.bodies} == {("canned", 0, 9)}
+
+
+async def test_ctrl_c_stops_the_answer_and_not_the_program(canned):
+    canned.hold = True
+    chat = await start_chat(canned.url)
+    chat.say("Hi")
+    await chat.read("Hel")
+    chat.process.send_signal(signal.SIGINT)
+    await canned.ended.wait()
+    canned.hold = False
+    await chat.read(" [stopped]\n")
+    chat.say("Again")
+    assert await chat.end() == (0, "Hello!\n", "")
+    assert canned.bodies[1]["messages"][1] == {"role": "assistant", "content": "Hel"}
+
+
+async def test_a_refused_turn_is_reported_and_forgotten(canned):
+    canned.refuse_from = 0
+    chat = await start_chat(canned.url)
+    chat.say("Hi")
+    chat.say("Hi")
+    code, stdout, stderr = await chat.end()
+    assert (code, stdout) == (0, "")
+    assert stderr == "Error: n must be >= 1, got 0\n" * 2
+    assert [body["messages"] for body in canned.bodies] == [HI, HI]
+
+
+async def test_a_model_cannot_drive_the_terminal(canned):
+    canned.pieces = ["\x1b[2Jred\x07\x9b31m", "\ttab\nline"]
+    chat = await start_chat(canned.url)
+    chat.say("Hi")
+    assert await chat.end() == (0, "[2Jred31m\ttab\nline\n", "")
+
+
+async def test_without_a_server_it_says_how_to_start_one():
+    chat = await start_chat("http://127.0.0.1:9")
+    code, stdout, stderr = await chat.end()
+    assert (code, stdout) == (1, "")
+    assert stderr == "Error: no server at http://127.0.0.1:9 (start one with `lockstep serve`)\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+async def test_on_a_terminal_there_is_a_prompt_and_ctrl_d_ends(canned):
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "clients.cli", "chat", "--url", canned.url]
+    process = await asyncio.create_subprocess_exec(*command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+
+    async def read_until(text: bytes) -> None:
+        seen = b""
+        while text not in seen:
+            seen += await asyncio.to_thread(os.read, ours, 1000)
+
+    await read_until(b"> ")
+    os.write(ours, b"Hi\n")
+    await read_until(b"Hello!")
+    await read_until(b"> ")
+    os.write(ours, b"\x04")
+    assert await process.wait() == 0
+    os.close(ours)

@@ -1,0 +1,86 @@
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from clients.cli import LazyGroup, bench, cli
+from clients.errors import ClientError
+from engine.errors import LockstepError
+
+LAZY = [(group, name) for group in (cli, bench) for name in group._lazy]
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """What a process has imported when the command is over."""
+    run = f"cli({list(arguments)}, standalone_mode=False)"
+    source = f"import sys; from clients.cli import cli; {run}; print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout
+    return set(output.splitlines()[-1].split())
+
+
+def test_help_imports_none_of_the_commands():
+    """Its start-up time is that of Python and click alone."""
+    loaded = modules_after("--help")
+    assert "click" in loaded
+    assert loaded.isdisjoint({"numpy", "numba", "aiohttp", "asyncio", "msgspec", "rich", "jinja2", "scheduler"})
+
+
+@pytest.mark.parametrize("command", ["chat", "pull", "bench", "serve"])
+def test_a_command_starts_without_the_engines_arrays(command):
+    assert modules_after(command, "--help").isdisjoint({"numpy", "numba", "tokenizers"})
+
+
+@pytest.mark.parametrize(("group", "name"), LAZY)
+def test_every_lazy_command_is_there_and_called_so(group, name):
+    module, attribute = group._lazy[name].where.split(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    assert command.name == name
+    assert command.help
+
+
+def test_help_lists_every_command():
+    output = CliRunner().invoke(cli, ["--help"]).output
+    for name in ("serve", "pull", "chat", "generate", "bench", "version"):
+        assert f"\n  {name} " in output
+
+
+def test_bench_alone_shows_its_help():
+    assert "Commands:" in CliRunner().invoke(cli, ["bench"]).output
+
+
+def test_an_unknown_command_is_a_usage_error():
+    result = CliRunner().invoke(cli, ["sreve"])
+    assert result.exit_code == 2
+    assert "No such command 'sreve'" in result.output
+
+
+@pytest.mark.parametrize(
+    "error", [ClientError("no server"), LockstepError("bad file"), PermissionError(13, "Permission denied", "/cache")]
+)
+def test_expected_errors_are_one_line_and_exit_code_1(error):
+    @click.command()
+    def fails() -> None:
+        raise error
+
+    group = LazyGroup(lazy={}, commands={"fails": fails})
+    result = CliRunner().invoke(group, ["fails"])
+    assert result.exit_code == 1
+    assert result.output == f"Error: {error}\n"
+
+
+def test_a_fault_of_ours_is_not_hidden():
+    @click.command()
+    def fails() -> None:
+        raise AssertionError("broken invariant")
+
+    result = CliRunner().invoke(LazyGroup(lazy={}, commands={"fails": fails}), ["fails"])
+    assert isinstance(result.exception, AssertionError)
+
+
+def test_version_is_the_packages():
+    assert CliRunner().invoke(cli, ["version"]).output.strip() == importlib.metadata.version("lockstep-llm")
