@@ -167,8 +167,10 @@ def _sentencepiece_bpe(file: GGUFFile, vocabulary: Vocabulary) -> tokenizers.Tok
     """SentencePiece's BPE (github.com/google/sentencepiece, src/bpe_model.cc), in the terms of merges.
 
     SentencePiece joins, of all neighbours that make a piece, those that make the piece of the highest score; so every
-    way to cut a piece in two is a merge, ranked by the score of the piece. Only text can be joined: a text that spells
-    a control or byte token stays text. What no piece covers becomes byte tokens.
+    way to cut a piece in two is a merge, ranked by the score of the piece. (Of two overlapping places where one and the
+    same piece could be joined, SentencePiece takes the left; merges do so only if the cuts are the same. That takes a
+    piece that overlaps itself, such as "aaa", in a neighbourhood its own merges do not leave behind.) Only text can be
+    joined: a text that spells a control or byte token stays text. What no piece covers becomes byte tokens.
     """
     scores = require_one_per_token(file, _SCORES_KEY, len(vocabulary.texts))
     pieces = vocabulary.ids_of(TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED)
