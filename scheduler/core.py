@@ -6,25 +6,18 @@ A caller alternates `schedule` and `update`; `submit` and `finish` may come at a
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
-from engine.batch import Chunk, Copy, Result, RowError, Sampled, Scored
+from engine.batch import Result, RowError, Sampled, Scored
 from engine.errors import ContextLengthError, ParamError, QueueFullError
-from scheduler.batch import Batch, Work
-from scheduler.events import ChoiceFinished, Event, Finished, Started, Timings, Usage
+from scheduler.batch import Batch, Work, decode_work, prefill_work, prompt_copy
+from scheduler.ending import Ending, ending_by_id, finished, hides_its_token
+from scheduler.events import ChoiceFinished, Event, Started
 from scheduler.metrics import Metrics
 from scheduler.output import Output, TokensOnly
 from scheduler.policy import PROMPT_LOGPROBS_CHUNK, Decode, Prefill, View, next_tick
 from scheduler.request import FinishReason, Request
 from scheduler.sequence import Sequence
 from scheduler.slots import SlotPool, SlotView
-
-
-class _Ending(NamedTuple):
-    """Why a choice is over; `stop_reason` is the stop string or stop token id that matched, if one did."""
-
-    reason: FinishReason
-    stop_reason: str | int | None = None
 
 
 class Scheduler:
@@ -138,7 +131,7 @@ class Scheduler:
         """
         events: list[Event] = []
         for sequence in self._requests.get(request_id, ()):
-            events += self._end(sequence, _Ending(reason), now, error)
+            events += self._end(sequence, Ending(reason), now, error)
         return events + self._admit(now)
 
     def schedule(self) -> Batch | None:
@@ -167,11 +160,11 @@ class Scheduler:
                 return None
             case Prefill(num_tokens):
                 assert prefilling is not None
-                batch = Batch((_prefill_work(prefilling, num_tokens),))
+                batch = Batch((prefill_work(prefilling, num_tokens),))
             case Decode():
                 batch = Batch(
-                    work=tuple(_decode_work(sequence, source) for sequence, source in decoding),
-                    copies=tuple(_copy(source, sequence) for sequence, source in decoding if source is not None),
+                    work=tuple(decode_work(sequence, source) for sequence, source in decoding),
+                    copies=tuple(prompt_copy(source, sequence) for sequence, source in decoding if source is not None),
                 )
         self._after_prefill = isinstance(tick, Prefill)
         self._in_flight = batch
@@ -211,7 +204,7 @@ class Scheduler:
         return None
 
     def _max_chunk(self, sequence: Sequence) -> int:
-        return min(self._prefill_chunk, PROMPT_LOGPROBS_CHUNK) if _is_scored(sequence) else self._prefill_chunk
+        return min(self._prefill_chunk, PROMPT_LOGPROBS_CHUNK) if sequence.is_scored else self._prefill_chunk
 
     def _advance(self, work: Work, result: Result, now: float) -> list[Event]:
         """What one chunk's result means for its sequence."""
@@ -227,7 +220,7 @@ class Scheduler:
             case Sampled():
                 return self._append(sequence, result, now)
         if sequence.limit == 0 and sequence.num_computed == sequence.num_prompt:
-            return self._end(sequence, _Ending(FinishReason.LENGTH), now)
+            return self._end(sequence, Ending(FinishReason.LENGTH), now)
         return []
 
     def _append(self, sequence: Sequence, sampled: Sampled, now: float) -> list[Event]:
@@ -238,23 +231,18 @@ class Scheduler:
             sequence.t_first_token = now
         sequence.t_last_token = now
 
-        params = sequence.request.params
-        ending = None
-        if sampled.token_id in self._eos_ids and not params.ignore_eos:
-            ending = _Ending(FinishReason.STOP)
-        elif sampled.token_id in params.stop_token_ids:
-            ending = _Ending(FinishReason.STOP, sampled.token_id)
-        is_eos = ending is not None and ending.stop_reason is None
-        hidden = ending is not None and (is_eos or not params.include_stop_str_in_output)
+        ending = ending_by_id(sequence, self._eos_ids)
+        include_stop = sequence.request.params.include_stop_str_in_output
+        hidden = ending is not None and hides_its_token(ending, include_stop=include_stop)
 
         released = sequence.output.push(sampled, hidden=hidden)
         if isinstance(released, RowError):
             return self._fail(sequence, released, now)
         events: list[Event] = [] if released is None else [released]
         if ending is None and sequence.output.matched is not None:
-            ending = _Ending(FinishReason.STOP, sequence.output.matched)
+            ending = Ending(FinishReason.STOP, sequence.output.matched)
         if ending is None and len(sequence.output_ids) >= sequence.limit:
-            ending = _Ending(FinishReason.LENGTH)
+            ending = Ending(FinishReason.LENGTH)
         if ending is not None:
             events += self._end(sequence, ending, now)
         return events
@@ -263,10 +251,10 @@ class Scheduler:
         """End the whole request of `sequence`, and no other, with an error."""
         events: list[Event] = []
         for sibling in self._requests[sequence.request.id]:
-            events += self._end(sibling, _Ending(FinishReason.ERROR), now, error)
+            events += self._end(sibling, Ending(FinishReason.ERROR), now, error)
         return events
 
-    def _end(self, sequence: Sequence, ending: _Ending, now: float, error: RowError | None = None) -> list[Event]:
+    def _end(self, sequence: Sequence, ending: Ending, now: float, error: RowError | None = None) -> list[Event]:
         """End one choice and free its slot; the last one to end ends the request."""
         if sequence.is_finished:
             return []
@@ -278,7 +266,7 @@ class Scheduler:
             if rest is not None:
                 events.append(rest)
             if ending.reason is FinishReason.LENGTH and sequence.output.matched is not None:
-                ending = _Ending(FinishReason.STOP, sequence.output.matched)
+                ending = Ending(FinishReason.STOP, sequence.output.matched)
 
         sequence.finish_reason = ending.reason
         if sequence.slot is None:
@@ -295,73 +283,7 @@ class Scheduler:
         choices = self._requests[request.id]
         if all(choice.is_finished for choice in choices):
             del self._requests[request.id]
-            finished = _finished(choices, now, error)
-            self.metrics.on_finished(finished)
-            events.append(finished)
+            event = finished(choices, now, error)
+            self.metrics.on_finished(event)
+            events.append(event)
         return events
-
-
-def _is_scored(sequence: Sequence) -> bool:
-    """Whether prefill rows of `sequence` want logits: the prompt is scored once, by the choice that comes first."""
-    return sequence.index == 0 and sequence.request.params.prompt_logprobs is not None
-
-
-def _prefill_work(sequence: Sequence, num_tokens: int) -> Work:
-    assert sequence.slot is not None
-    start, end = sequence.num_computed, sequence.num_computed + num_tokens
-    samples = end == sequence.num_prompt and sequence.limit > 0
-    n_logits = num_tokens if _is_scored(sequence) else int(samples)
-    return Work(sequence, Chunk(sequence.slot, start, sequence.request.prompt_ids[start:end], n_logits), samples)
-
-
-def _decode_work(sequence: Sequence, source: Sequence | None) -> Work:
-    """One row; with a `source` it is the last token of the prompt, behind the rows copied from there."""
-    assert sequence.slot is not None
-    samples = sequence.limit > 0
-    if source is None:
-        start, token_id = sequence.num_computed, sequence.next_token_id
-    else:
-        start, token_id = sequence.prefill_end, sequence.request.prompt_ids[-1]
-    return Work(sequence, Chunk(sequence.slot, start, (token_id,), int(samples)), samples)
-
-
-def _copy(source: Sequence, target: Sequence) -> Copy:
-    assert source.slot is not None
-    assert target.slot is not None
-    return Copy(source.slot, target.slot, target.prefill_end)
-
-
-_SEVERITY = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)
-
-
-def _finished(choices: tuple[Sequence, ...], now: float, error: RowError | None) -> Finished:
-    """The terminal event of a request whose `choices` are all over."""
-    first = choices[0]
-    prompt_logprobs = None
-    if first.request.params.prompt_logprobs is not None:
-        prompt_logprobs = (None, *first.prompt_logprobs)
-    return Finished(
-        request_id=first.request.id,
-        reason=next(reason for reason in _SEVERITY if any(choice.finish_reason is reason for choice in choices)),
-        usage=Usage(first.num_prompt, sum(len(choice.output_ids) for choice in choices)),
-        timings=_timings(choices, now),
-        error=error.message if error else None,
-        cause=error.cause if error else None,
-        prompt_logprobs=prompt_logprobs,
-    )
-
-
-def _timings(choices: tuple[Sequence, ...], now: float) -> Timings:
-    """Where the time went. Each part ends where the next begins, or at `now` if it was never reached."""
-    t_arrival = choices[0].t_arrival
-    t_admitted = min((c.t_admitted for c in choices if c.t_admitted is not None), default=now)
-    t_first_token = min((c.t_first_token for c in choices if c.t_first_token is not None), default=None)
-    t_decoding = now if t_first_token is None else t_first_token
-    queue_s, prefill_s, decode_s = t_admitted - t_arrival, t_decoding - t_admitted, now - t_decoding
-    return Timings(
-        queue_s=queue_s,
-        prefill_s=prefill_s,
-        decode_s=decode_s,
-        e2e_s=queue_s + prefill_s + decode_s,
-        ttft_s=None if t_first_token is None else queue_s + prefill_s,
-    )

@@ -44,6 +44,11 @@ class Sequence:
         return self.num_prompt - 1 if stands_alone else self.num_prompt
 
     @property
+    def is_scored(self) -> bool:
+        """Whether its prefill rows want logits: the prompt is scored once, by the choice that comes first."""
+        return self.index == 0 and self.request.params.prompt_logprobs is not None
+
+    @property
     def next_token_id(self) -> int:
         """The token whose K/V come next."""
         if self.num_computed < self.num_prompt:

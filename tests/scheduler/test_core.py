@@ -161,6 +161,14 @@ def test_a_stop_string_that_completes_with_the_last_token_ends_with_stop():
     assert driver.choice().stop_reason == "bc"
 
 
+def test_a_character_cut_by_the_length_can_complete_a_stop_string():
+    driver = Driver(next_token=scripted(*b"xa\xe2"))
+    driver.submit(stop=("a\ufffd",), max_tokens=3)
+    driver.run()
+    assert driver.text() == "x"
+    assert driver.choice() == ChoiceFinished("a", 0, FinishReason.STOP, "a\ufffd", 3)
+
+
 def test_stop_strings_count_only_after_min_tokens():
     driver = Driver(next_token=scripted(*b"xxaxx"))
     driver.submit(stop=("x",), min_tokens=3)
