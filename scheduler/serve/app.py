@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -33,6 +34,8 @@ Load = Callable[[ServeSettings], Loaded]
 
 LAST_EVENTS_S = 5.0
 """How long clients get, once every request has ended, to take what is still on its way to them."""
+SPARE_FILES = 256
+"""Open files besides the connections of HTTP and of the JSON socket, generously."""
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound to here
 """Where a server that listens on every address is reached from its own machine."""
 
@@ -45,6 +48,7 @@ def run(settings: ServeSettings) -> int:
     Raises `LockstepError` for whatever keeps the server from starting.
     """
     logs.configure(settings.log_format)
+    _allow_files(SPARE_FILES + 2 * settings.max_connections)
     return asyncio.run(serve(settings))
 
 
@@ -212,6 +216,15 @@ class Server:
             fingerprint=loaded.fingerprint,
             created=int(time.time()),
         )
+
+
+def _allow_files(needed: int) -> None:
+    """Raise this process's limit of open files to `needed`, as far as it may be raised: every connection is one."""
+    allowed, possible = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY not in {allowed, possible}:
+        needed = min(needed, possible)
+    if allowed != resource.RLIM_INFINITY and needed > allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, possible))
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:

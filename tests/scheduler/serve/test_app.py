@@ -175,7 +175,7 @@ async def test_draining_finishes_what_runs_and_refuses_what_is_new():
 
 
 async def test_what_outlasts_the_grace_is_aborted_with_its_terminal_events(tmp_path):
-    async with _serving(_load(FakeBackend(delay_s=0.01)), grace=0.05, unix_socket=tmp_path / "s") as server:
+    async with _serving(_load(FakeBackend(delay_s=0.05)), grace=0.05, unix_socket=tmp_path / "s") as server:
         streamed = asyncio.create_task(_complete(server, stream=True, max_tokens=None))
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
         writer.write(b'{"op":"generate","id":1,"prompt":"Hello"}\n')

