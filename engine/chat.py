@@ -1,14 +1,10 @@
 """Chat templates: messages to the text, and the control tokens, that the model was trained on.
 
-A template is a program from the model file, so it runs in a sandbox. Messages are data: whatever their text spells, it
-becomes text. To know data from structure after a template has trimmed, split and joined it, a mark is put into the data
-before every place where a control token's name begins; rendered text that follows a mark is never read as a token. A
-lone surrogate makes a good mark, because no text can contain one.
+A template is a program from the model file, so it runs in a sandbox; messages are data, and stay text whatever they
+spell (`engine.chat_marks`).
 """
 
-import itertools
 import json
-import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -21,14 +17,12 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from engine.chat_marks import ControlNames, Marks
 from engine.errors import ParamError, TemplateError
 from engine.gguf import GGUFFile
-from engine.tokenizer import Tokenizer, any_of, check_encodable
+from engine.tokenizer import Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-
-_DATA_MARK = "\udc00"
-_END_MARK = "\udc01"  # where the final message's content ends
 
 
 class Encoder(Protocol):
@@ -65,11 +59,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str, special_tokens: Collection[str]) -> None:
-        names = any_of(special_tokens).pattern
-        self._name_in_data = re.compile(f"(?={names})")
-        self._name_in_rendered = re.compile(f"(?<!{_DATA_MARK}){names}")
-        self._beginnings = frozenset(name[:length] for name in special_tokens for length in range(1, len(name)))
-        self._longest_beginning = max(map(len, self._beginnings), default=0)
+        self._control_names = ControlNames(special_tokens)
         self._constants = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._template = _environment().from_string(source)
@@ -123,23 +113,27 @@ class ChatTemplate:
             raise ParamError(
                 "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
             )
-        data = self._marked([_with_text_content(index, message) for index, message in enumerate(messages)])
+        chat = [_with_text_content(index, message) for index, message in enumerate(messages)]
+        try:
+            marks = Marks(self._control_names, (chat, tools, template_kwargs))
+            chat, tools, further = marks.put_into([chat, tools, template_kwargs])
+        except RecursionError as error:
+            raise ParamError("messages", "messages or tools are nested too deeply") from error
         if continue_final_message:
-            data[-1]["content"] += _END_MARK + " "
+            chat[-1]["content"] += marks.end + " "
         variables = {
             **self._constants,
-            "messages": data,
-            "tools": self._marked(tools),
+            "messages": chat,
+            "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "strftime_now": lambda form: _now(now).strftime(form),
         }
-        if taken := template_kwargs.keys() & variables.keys():
+        if taken := further.keys() & variables.keys():
             raise ParamError("chat_template_kwargs", f"chat_template_kwargs cannot set {min(taken)!r}")
-        rendered = self._run({**variables, **self._marked(template_kwargs)})
+        rendered = self._run({**variables, **further})
         if continue_final_message:
-            rendered = _cut_at_end_mark(rendered)
-        pieces = self._name_in_rendered.split(rendered)
-        return RenderedChat(tuple(piece.replace(_DATA_MARK, "").replace(_END_MARK, "") for piece in pieces))
+            rendered = _cut_at_end_mark(rendered, marks.end)
+        return RenderedChat(marks.split(rendered))
 
     def _run(self, variables: Mapping[str, Any]) -> str:
         try:
@@ -152,30 +146,6 @@ class ChatTemplate:
             ]
             where = f" (line {lines[-1]} of the template)" if lines else ""
             raise TemplateError(f"the chat template cannot render these messages{where}") from error
-
-    def _marked(self, value: Any) -> Any:
-        """A copy of `value` in which every string, keys included, is marked."""
-        match value:
-            case str():
-                return self._mark(value)
-            case Mapping():
-                return {self._marked(key): self._marked(element) for key, element in value.items()}
-            case list() | tuple():
-                return [self._marked(element) for element in value]
-            case _:
-                return value
-
-    def _mark(self, text: str) -> str:
-        """`text` with a mark before every control token's name that begins in it.
-
-        The last may be cut off, since the template could complete it with what it puts behind.
-        """
-        check_encodable("messages", text)
-        starts = {match.start() for match in self._name_in_data.finditer(text)}
-        first_cut_off = max(0, len(text) - self._longest_beginning)
-        starts.update(start for start in range(first_cut_off, len(text)) if text[start:] in self._beginnings)
-        edges = [0, *sorted(starts), len(text)]
-        return _DATA_MARK.join(text[start:end] for start, end in itertools.pairwise(edges))
 
 
 def _with_text_content(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,10 +168,10 @@ def _text_of_part(where: str, part: Any) -> str:
     return text
 
 
-def _cut_at_end_mark(rendered: str) -> str:
+def _cut_at_end_mark(rendered: str, mark: str) -> str:
     """`rendered` up to the end of the final message; if the template trimmed that message, trimmed as well."""
-    text, mark, rest = rendered.rpartition(_END_MARK)
-    if not mark:
+    text, found, rest = rendered.rpartition(mark)
+    if not found:
         raise TemplateError("the chat template leaves the final message out, so it cannot be continued")
     return text if rest.startswith(" ") else text.rstrip()
 
