@@ -126,6 +126,7 @@ class ChatTemplate:
             "messages": chat,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
+            "raise_exception": lambda message: _refuse(marks.removed_from(str(message))),
             "strftime_now": lambda form: _now(now).strftime(form),
         }
         if taken := further.keys() & variables.keys():
@@ -187,12 +188,11 @@ class _GenerationBlock(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What transformers gives a template (its `utils/chat_template_utils.py`), but for the clock."""
+    """What transformers gives a template (its `utils/chat_template_utils.py`), but for what depends on the messages."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
     return environment
 
 
@@ -207,7 +207,7 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _raise_exception(message: str) -> NoReturn:
+def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 

@@ -72,9 +72,10 @@ class Marks:
     def split(self, rendered: str) -> tuple[str, ...]:
         """Text and control token's name in turn, beginning and ending with a text, and without marks."""
         behind_no_mark = f"(?<!{self._data})(?<!{re.escape(_escape(self._data))})"
-        return tuple(map(self._without_marks, re.split(behind_no_mark + self._names.any, rendered)))
+        return tuple(map(self.removed_from, re.split(behind_no_mark + self._names.any, rendered)))
 
-    def _without_marks(self, text: str) -> str:
+    def removed_from(self, text: str) -> str:
+        """`text` without marks."""
         for mark in (self._data, self.end):
             text = text.replace(mark, "").replace(_escape(mark), "")
         return text

@@ -284,6 +284,13 @@ def test_a_template_s_own_refusal_is_passed_on_in_its_words():
         template(source).render([user("Hi")])
 
 
+def test_a_refusal_that_quotes_a_message_quotes_it_as_it_was():
+    source = "{{ raise_exception('Unknown role: ' ~ messages[0].role) }}"
+    with pytest.raises(TemplateError) as refusal:
+        template(source).render([{"role": END, "content": ""}])
+    assert str(refusal.value) == f"Unknown role: {END}"
+
+
 @pytest.mark.parametrize(
     "source",
     [
