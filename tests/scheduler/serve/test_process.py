@@ -14,13 +14,21 @@ from tests.live_server import HANG_GUARD_S, live_server, parse_sse, strict_json
 from tests.tiny_model import write_tiny_llama
 
 
+REFERENCE = "--kernels", "reference"
+"""The set that needs no compiling."""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", max_context=4096)
 
 
 def _command(model, *options):
-    return [sys.executable, "-m", "clients.cli", "serve", str(model), "--port", "0", *options]
+    return [sys.executable, "-m", "clients.cli", "serve", str(model), "--port", "0", *REFERENCE, *options]
+
+
+def _serve(model, *options):
+    return live_server(model, *REFERENCE, *options)
 
 
 def _refused(model, *options):
@@ -70,7 +78,7 @@ def _body(response):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_a_stream_finish_and_then_the_process_ends_with_zero(model, number, tmp_path):
     path = tmp_path / "s"
-    with live_server(model, "--unix-socket", str(path), "--grace", "100", "--log-format", "json") as server:
+    with _serve(model, "--unix-socket", str(path), "--grace", "100", "--log-format", "json") as server:
         assert path.is_socket()
         connection, first = _long_stream(server, 300)
         server.process.send_signal(number)
@@ -83,7 +91,7 @@ def test_a_signal_lets_a_stream_finish_and_then_the_process_ends_with_zero(model
 
 
 def test_without_grace_the_stream_ends_with_abort_and_the_process_with_zero(model):
-    with live_server(model, "--grace", "0") as server:
+    with _serve(model, "--grace", "0") as server:
         connection, first = _long_stream(server, 4000)
         server.process.send_signal(signal.SIGTERM)
         assert parse_sse(_body(first + _rest(connection))).finish_reasons() == ["abort"]
@@ -92,7 +100,7 @@ def test_without_grace_the_stream_ends_with_abort_and_the_process_with_zero(mode
 
 def test_a_second_signal_ends_the_process_at_once_and_removes_the_socket_file(model, tmp_path):
     path = tmp_path / "s"
-    with live_server(model, "--unix-socket", str(path), "--grace", "1000") as server:
+    with _serve(model, "--unix-socket", str(path), "--grace", "1000") as server:
         connection, _ = _long_stream(server, 4000)
         server.process.send_signal(signal.SIGTERM)
         while server.get("/health").status != 503:
@@ -105,14 +113,14 @@ def test_a_second_signal_ends_the_process_at_once_and_removes_the_socket_file(mo
 
 def test_sigkill_leaves_nothing_that_stops_the_next_start(model, tmp_path):
     path = tmp_path / "s"
-    with live_server(model, "--unix-socket", str(path)) as server:
+    with _serve(model, "--unix-socket", str(path)) as server:
         port = server.port
         connection, _ = _long_stream(server, 4000)
         server.process.kill()
         server.process.wait(HANG_GUARD_S)
         connection.close()
     assert path.is_socket()
-    with live_server(model, "--unix-socket", str(path), "--port", str(port)) as server:
+    with _serve(model, "--unix-socket", str(path), "--port", str(port)) as server:
         assert server.port == port
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
@@ -122,7 +130,7 @@ def test_sigkill_leaves_nothing_that_stops_the_next_start(model, tmp_path):
 
 def test_a_port_or_socket_in_use_is_one_line_and_exit_code_one(model, tmp_path):
     path = tmp_path / "s"
-    with live_server(model, "--unix-socket", str(path)) as server:
+    with _serve(model, "--unix-socket", str(path)) as server:
         line = _last_line(_refused(model, "--port", str(server.port)))
         assert line == f"Error: cannot listen on 127.0.0.1:{server.port}: address already in use"
         line = _last_line(_refused(model, "--unix-socket", str(path)))
@@ -138,7 +146,7 @@ def test_a_bad_model_file_is_one_line_with_its_name_and_exit_code_one(tmp_path):
 
 
 def test_json_logs_are_one_strict_json_object_a_line(model):
-    with live_server(model, "--log-format", "json") as server:
+    with _serve(model, "--log-format", "json") as server:
         server.complete("Hello", max_tokens=2)
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(HANG_GUARD_S)
@@ -148,9 +156,9 @@ def test_json_logs_are_one_strict_json_object_a_line(model):
 
 def test_a_cache_for_many_slots_is_not_paid_for_at_the_start(model):
     options = "--slots", "32", "--kv-dtype", "float32"
-    with live_server(model, "--slots", "1") as server:
+    with _serve(model, "--slots", "1") as server:
         small = psutil.Process(server.process.pid).memory_info().rss
-    with live_server(model, *options, "--log-format", "json") as server:
+    with _serve(model, *options, "--log-format", "json") as server:
         large = psutil.Process(server.process.pid).memory_info().rss
         loaded = [json.loads(line) for line in server.log.read_bytes().splitlines() if b'"loaded"' in line]
     assert loaded[0]["kv_cache_mib"] == 64

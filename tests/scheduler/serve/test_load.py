@@ -1,0 +1,56 @@
+import json
+
+import aiohttp
+import pytest
+
+from engine.errors import ModelFileError
+from engine.generate import generate
+from engine.model import Model
+from engine.params import SamplingParams
+from scheduler.serve.app import Server
+from scheduler.serve.load import load
+from scheduler.serve.settings import ServeSettings
+from tests.tiny_model import write_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", max_context=128)
+
+
+def test_a_loaded_model_has_the_slots_and_the_context_asked_for_and_nothing_in_its_cache(path):
+    loaded = load(ServeSettings(model=path, slots=3, context=64, kernels="reference"))
+    assert loaded.max_len == 64
+    assert len(loaded.scheduler.slots()) == 3
+    cache = loaded.backend._cache
+    assert (cache.n_slots, cache.max_len) == (3, 64)
+    assert [cache.seq_len(slot=slot) for slot in range(3)] == [0, 0, 0]
+    assert loaded.template is not None
+
+
+def test_the_fingerprint_tells_kv_dtypes_apart(path):
+    prints = {
+        load(ServeSettings(model=path, kv_dtype=dtype, kernels="reference")).fingerprint
+        for dtype in ("float16", "float32")
+    }
+    assert len(prints) == 2
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"x\.gguf"):
+        load(ServeSettings(model=tmp_path / "x.gguf"))
+
+
+async def test_the_text_served_is_that_of_generate(path):
+    model = Model.load(path, kernels="reference")
+    params = {"max_tokens": 12, "temperature": 1.0, "seed": 3}
+    alone = generate(model, model.tokenizer, "Hello", SamplingParams(**params), kv_dtype="float16")
+    async with Server(ServeSettings(model=path, port=0, kernels="reference")) as server:
+        await server.start()
+        async with aiohttp.ClientSession() as session:
+            body = {"prompt": "Hello", "return_token_ids": True, **params}
+            async with session.post(server.url + "/v1/completions", json=body) as response:
+                choice = json.loads(await response.read())["choices"][0]
+    assert choice["text"] == alone.text
+    assert choice["finish_reason"] == alone.finish_reason
