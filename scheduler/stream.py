@@ -68,6 +68,13 @@ class EventStream:
                 raise StopAsyncIteration
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
+        return self._take()
+
+    def arrived(self) -> list[Event]:
+        """Every event that has come and was not taken yet, without waiting."""
+        return [self._take() for _ in range(len(self._pending))]
+
+    def _take(self) -> Event:
         event = self._pending.popleft()
         if isinstance(event, _Growing):
             event = event.merged()

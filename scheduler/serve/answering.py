@@ -84,29 +84,37 @@ async def _stream_events(form: AnswerForm, running: RunningCall, settings: Serve
     num_ended = 0
     last: tuple[int, ChoiceFinished] | None = None
     finished: dict[int, Finished] = {}
-    async with _time_limit(settings), contextlib.aclosing(running.events()) as events:
-        async for position, event in events:
-            match event:
-                case Delta():
-                    await writer.send(*form.deltas(position, event))
-                case ChoiceFinished() if event.reason is not FinishReason.ERROR:
-                    num_ended += 1
-                    if num_ended < call.num_choices:
-                        await writer.send(*form.ends(position, event))
-                    else:
-                        # The last end waits for the costs of the whole, which come in the same tick.
-                        last = position, event
-                case Finished():
+    async with _time_limit(settings), contextlib.aclosing(running.bursts()) as bursts:
+        async for burst in bursts:
+            chunks: list[Answer] = []
+            for position, event in burst:
+                match event:
+                    case Delta():
+                        chunks += form.deltas(position, event)
+                    case ChoiceFinished() if event.reason is not FinishReason.ERROR:
+                        num_ended += 1
+                        if num_ended < call.num_choices:
+                            chunks += form.ends(position, event)
+                        else:
+                            # The last end waits for the costs of the whole, which come in the same tick.
+                            last = position, event
+                    case Finished():
+                        finished[position] = event
+                    case _:
+                        pass
+            if any(event.reason is FinishReason.ERROR for event in finished.values()):
+                await writer.send(*chunks)
+                for event in finished.values():
                     _raise_if_failed(event)
-                    finished[position] = event
-                case _:
-                    pass
-    assert last is not None
-    costs = _in_order(finished)
-    closing = form.ends(*last, costs)
-    if call.include_usage:
-        closing.append(form.usage(costs))
-    await writer.send(*closing, done=True)
+            if len(finished) == len(call.requests):
+                assert last is not None
+                costs = _in_order(finished)
+                chunks += form.ends(*last, costs)
+                if call.include_usage:
+                    chunks.append(form.usage(costs))
+                await writer.send(*chunks, done=True)
+            else:
+                await writer.send(*chunks)
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,7 @@
 """One client's call for text while it is answered: its requests, their events, and their end whatever happens."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -87,23 +88,33 @@ class RunningCall:
 
     async def events(self) -> AsyncGenerator[tuple[int, Event]]:
         """Every event with its prompt's position, until all requests have finished."""
+        async with contextlib.aclosing(self.bursts()) as bursts:
+            async for burst in bursts:
+                for event in burst:
+                    yield event
+
+    async def bursts(self) -> AsyncGenerator[list[tuple[int, Event]]]:
+        """The same, as many events at a time as have come: what one tick did, or several if the consumer is slow."""
         if len(self._streams) == 1:
-            async for event in self._streams[0]:
-                yield 0, event
+            (stream,) = self._streams
+            async for event in stream:
+                yield [(0, event), *((0, more) for more in stream.arrived())]
             return
-        # One task a stream, each with one event: a slow consumer holds back every stream, and buffers nothing.
-        arriving = {asyncio.ensure_future(anext(stream)): position for position, stream in enumerate(self._streams)}
+        # One task a stream, each waiting for one event: a slow consumer holds back every stream, and buffers nothing.
+        waiting = {asyncio.ensure_future(anext(stream)): position for position, stream in enumerate(self._streams)}
         try:
-            while arriving:
-                done, _ = await asyncio.wait(arriving, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=arriving.__getitem__):
-                    position = arriving.pop(task)
-                    event = task.result()
-                    yield position, event
-                    if not isinstance(event, Finished):
-                        arriving[asyncio.ensure_future(anext(self._streams[position]))] = position
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                burst: list[tuple[int, Event]] = []
+                for task in sorted(done, key=waiting.__getitem__):
+                    position = waiting.pop(task)
+                    stream = self._streams[position]
+                    burst += [(position, event) for event in (task.result(), *stream.arrived())]
+                    if not isinstance(burst[-1][1], Finished):
+                        waiting[asyncio.ensure_future(anext(stream))] = position
+                yield burst
         finally:
-            for task in arriving:
+            for task in waiting:
                 task.cancel()
 
     def close(self) -> None:

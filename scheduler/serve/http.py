@@ -97,7 +97,7 @@ async def model(request: web.Request) -> web.Response:
 async def tokenize(request: web.Request) -> web.Response:
     """POST /tokenize: the ids of a text or of a rendered conversation."""
     service = request.app[SERVING].get()
-    return json_response(await service.off_loop(_tokenized, service, await read_body(request)))
+    return json_response(await service.in_background(_tokenized, service, await read_body(request)))
 
 
 def _tokenized(service: Service, body: bytes) -> Tokenized:
@@ -119,7 +119,7 @@ def _tokenized(service: Service, body: bytes) -> Tokenized:
 async def detokenize(request: web.Request) -> web.Response:
     """POST /detokenize: the text of ids."""
     service = request.app[SERVING].get()
-    return json_response(await service.off_loop(_detokenized, service, await read_body(request)))
+    return json_response(await service.in_background(_detokenized, service, await read_body(request)))
 
 
 def _detokenized(service: Service, body: bytes) -> Detokenized:

@@ -27,6 +27,9 @@ T = TypeVar("T")
 
 TokenIds = tuple[int, ...]
 
+MAX_CONTEXTS = 16
+"""How many contexts' worth of text is tokenized where the whole need not fit into one."""
+
 
 class Tokenizer(Protocol):
     """What the service needs of a tokenizer; `encode` may be called from several threads."""
@@ -95,14 +98,20 @@ class Service:
         self._template = template
         self._longest_token = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="background")
 
     async def off_loop(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `work` returns or raises, computed in the pool."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))
 
+    async def in_background(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same in a thread of its own, for work that may be long and that no call for text waits for."""
+        return await asyncio.get_running_loop().run_in_executor(self._background, lambda: work(*args, **kwargs))
+
     def close(self) -> None:
-        """Let the pool's threads end."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Let the threads end."""
+        for pool in (self._pool, self._background):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, request: Request) -> EventStream:
         """The stream of the request's events. Raises `QueueFullError`, `DrainingError`, `ParamError` (id in use)."""
@@ -123,23 +132,23 @@ class Service:
     def ids_of_text(self, text: str, *, limited: bool = True, add_bos: bool | None = None) -> TokenIds:
         """The ids of a raw prompt, in which control tokens are parsed. In the pool.
 
-        Raises `ApiError` without tokenizing if the text is certainly longer than the context, unless not `limited`.
+        Raises `ApiError` without tokenizing if the text is certainly longer than the context; if not `limited`, since
+        it will be cut or is only counted, longer than `MAX_CONTEXTS` of them.
         """
-        if limited:
-            self._refuse_hopeless(text, param="prompt")
+        self._refuse_hopeless(text, param="prompt", limited=limited)
         return tuple(self.tokenizer.encode(text, add_bos=add_bos))
 
     def ids_of_chat(self, fields: ChatFields, *, limited: bool = True) -> TokenIds:
         """The ids of a rendered conversation. In the pool.
 
-        Raises `ApiError` for messages that are none, `TemplateError` for those the template refuses.
+        Raises `ApiError` for messages that are none, and as `ids_of_text` does; `TemplateError` or `ParamError` for
+        messages the template refuses.
         """
         fields.check_chat()
         messages = normalised(fields.messages)
         if self._template is None:
             raise invalid("messages", "this model has no chat template: use /v1/completions")
-        if limited:
-            self._refuse_hopeless(*(message["content"] for message in messages), param="messages")
+        self._refuse_hopeless(*(message["content"] for message in messages), param="messages", limited=limited)
         rendered = self._template.render(
             messages,
             add_generation_prompt=fields.wants_generation_prompt,
@@ -167,10 +176,10 @@ class Service:
         """The ids of a piece of text that is no prompt of its own. In the pool."""
         return self.tokenizer.encode(text, parse_special=False, add_bos=False)
 
-    def _refuse_hopeless(self, *texts: str, param: str) -> None:
+    def _refuse_hopeless(self, *texts: str, param: str, limited: bool) -> None:
         """Raise `ApiError` if `texts` have too many tokens even if each were the vocabulary's longest."""
         at_least = sum(len(text.encode()) for text in texts) // self._longest_token
-        if at_least >= self.model.max_len:
+        if at_least >= self.model.max_len * (1 if limited else MAX_CONTEXTS):
             raise self._too_long(
                 f"the prompt has at least {at_least} tokens, the context is {self.model.max_len}: it must be shorter",
                 param,

@@ -230,6 +230,15 @@ async def test_a_huge_prompt_is_refused_without_tokenizing_it(server, monkeypatc
             assert reply.refused()["code"] == "context_length_exceeded"
 
 
+async def test_text_that_is_to_be_cut_or_only_counted_may_be_longer_but_not_without_end(server):
+    assert (await server.post("/tokenize", {"prompt": "x" * 40_000})).json["count"] == 40_000
+    for reply in (
+        await server.post("/tokenize", {"prompt": "x" * 100_000}),
+        await server.complete("x" * 100_000, truncate_prompt_tokens=1),
+    ):
+        assert reply.refused(param="prompt")["code"] == "context_length_exceeded"
+
+
 async def test_both_template_flags_at_once_are_refused(server):
     messages = [{"role": "assistant", "content": "The"}]
     reply = await server.chat(messages, add_generation_prompt=True, continue_final_message=True)

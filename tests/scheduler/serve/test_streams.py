@@ -27,16 +27,6 @@ def fails_at(position, text):
     return fault
 
 
-async def events_of(reader, count):
-    """The bytes received once `count` events are there."""
-    seen = b""
-    while seen.count(b"data: ") < count:
-        piece = await reader.read(65536)
-        assert piece
-        seen += piece
-    return seen
-
-
 async def test_headers_come_at_once_even_if_nothing_else_does(serve):
     server = await serve(FakeBackend(delay_s=0.3))
     reader, writer = await server.open(CHAT, chat_body(stream=True, max_tokens=1))
@@ -218,9 +208,26 @@ async def test_two_streams_side_by_side_get_what_each_would_get_alone(server):
 
 async def test_one_write_carries_all_that_one_tick_has_to_say(serve):
     server = await serve(FakeBackend(delay_s=0.02))
-    reader, writer = await server.open("/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 1})
-    await reader.readuntil(b"\r\n\r\n")
-    rest = await events_of(reader, 3)
-    assert b'"finish_reason":"length"' in rest
-    assert rest.count(b"[DONE]") == 1
-    writer.close()
+    body = {"prompt": "Hi", "stream": True, "max_tokens": 2, "n": 3, "stream_options": {"include_usage": True}}
+    raw = await server.raw(http_post("/v1/completions", json.dumps(body).encode(), "Connection: close"))
+    events_per_write = [
+        part.count(b"data: ") for part in raw.partition(b"\r\n\r\n")[2].split(b"\r\n") if b"data" in part
+    ]
+    # Three choices begin and go on; then three pieces, three ends, the usage and [DONE].
+    assert events_per_write[-1] >= 5
+    assert len(events_per_write) <= 4
+
+
+async def test_an_error_comes_behind_what_was_said_before_it_in_the_same_burst(serve, monkeypatch):
+    server = await serve(FakeBackend(fault=fails_at(3, b"bad")))
+    monkeypatch.setattr("scheduler.serve.sse.EventWriter.__aenter__", slowly_entered)
+    stream = parse_sse((await server.complete("bad", stream=True)).body)
+    assert "error" in stream.chunks[-1]
+    assert "".join(c["choices"][0]["text"] for c in stream.chunks[:-1])
+
+
+async def slowly_entered(writer):
+    """Let the whole request run before the first event is taken: all of it is one burst."""
+    await writer._response.prepare(writer._request)
+    await asyncio.sleep(0.1)
+    return writer
