@@ -91,7 +91,7 @@ def quantize(x: FloatArray) -> tuple[FloatArray, FloatArray]:
 
     Per row and block of 32: the scale is absmax / 127, a code is x * (127 / absmax) rounded half to even.
     """
-    blocks = x.reshape(len(x), -1, _ACTIVATION_BLOCK)
+    blocks = x.reshape(len(x), x.shape[1] // _ACTIVATION_BLOCK, _ACTIVATION_BLOCK)
     peak = np.abs(blocks).max(axis=-1)
     inverse = np.divide(np.float32(_MAX_CODE), peak, out=np.zeros_like(peak), where=peak > 0)
     return np.rint(blocks * inverse[..., None]).reshape(x.shape), peak / np.float32(_MAX_CODE)
