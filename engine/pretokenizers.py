@@ -1,8 +1,9 @@
 """How a text is cut into words before byte-level BPE, by the name a GGUF file gives in `tokenizer.ggml.pre`.
 
-Merges never cross a word, so the wrong cut gives valid but wrong tokens: a name that is not here is refused. Each entry
-is held against llama.cpp's test vectors. The expressions are those of the models' own tokenizer files; where these
-ignore case in English contractions, the letters are spelled out.
+Merges never cross a word, so the wrong cut gives valid but wrong tokens: a name that is not here is refused. Every rule
+but the default one is held against llama.cpp's vectors in `tests/e2e`; names that share a rule here share it there. The
+expressions are those of the models' own tokenizer files; where these ignore case in English contractions, the letters
+are spelled out.
 """
 
 import msgspec
