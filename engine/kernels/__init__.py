@@ -3,12 +3,16 @@
 from engine.errors import ParamError
 from engine.kernels.protocol import KernelSet
 
-NAMES = ("auto", "reference", "reference-int8")
+NAMES = ("auto", "reference", "reference-int8", "compiled")
 
 
 def kernel_set(name: str) -> KernelSet:
     """The kernels called `name`, or for "auto" the fastest there are. Raises `ParamError` for another name."""
     # Imported here, so that one set's libraries cost nothing where the other one runs.
+    if name == "compiled":
+        from engine.kernels.compiled import CompiledKernels
+
+        return CompiledKernels()
     from engine.kernels.reference import ReferenceKernels
 
     match name:

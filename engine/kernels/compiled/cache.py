@@ -14,13 +14,24 @@ from engine.errors import CacheError
 from engine.kernels.compiled.attention import BLOCK_POSITIONS, HeadShape
 from engine.kernels.compiled.formats import allocate, round_up
 from engine.kernels.compiled.lang import LANES
+from engine.kernels.protocol import FloatArray
+
+_ITEMSIZES = {"float32": 4, "float16": 2}
 
 
 class BlockedCache:
-    """Keys and values of `n_slots` slots of `max_len` positions; see `engine.kernels.protocol.Cache`."""
+    """A `Cache` of `n_slots` slots of `max_len` positions in "float32" or "float16".
+
+    Raises `CacheError` for a size below 1 or another dtype.
+    """
 
     def __init__(self, config: ModelConfig, n_slots: int, max_len: int, dtype: str) -> None:
-        itemsize = {"float16": 2, "float32": 4}[dtype]
+        for name, size in (("n_slots", n_slots), ("max_len", max_len)):
+            if size < 1:
+                raise CacheError(f"{name} must be >= 1, got {size}")
+        if dtype not in _ITEMSIZES:
+            raise CacheError(f"dtype must be one of {sorted(_ITEMSIZES)}, got {dtype!r}")
+        itemsize = _ITEMSIZES[dtype]
         self.n_slots = n_slots
         self.max_len = max_len
         self.head_shape = HeadShape(config.n_heads // config.n_kv_heads, round_up(config.d_head, LANES), itemsize)
@@ -33,38 +44,35 @@ class BlockedCache:
 
     @property
     def address(self) -> int:
+        """Where the memory begins."""
         return int(self._memory.ctypes.data)
 
     def seq_len(self, layer: int | None = None, slot: int = 0) -> int:  # noqa: ARG002 - layers fill together here
+        """Positions stored for `slot`, the same on every layer."""
         return int(self._fill[slot])
 
     def truncate(self, length: int, slot: int | None = None) -> None:
+        """Forget every position >= `length` of `slot`, or of all; raises `CacheError` if `length` is negative."""
+        if length < 0:
+            raise CacheError(f"length must be >= 0, got {length}")
         which = slice(None) if slot is None else slot
         self._fill[which] = np.minimum(self._fill[which], length)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See the protocol; raises `CacheError` when `source` does not hold `length` positions."""
-        if length > self._fill[source]:
-            raise CacheError(f"slot {source} holds {self._fill[source]} positions, cannot copy {length}")
+        """Make `target`'s first `length` positions equal `source`'s; what else `target` held is forgotten.
+
+        Raises `CacheError` if `source` does not hold as many, or one of the slots does not exist.
+        """
+        for name, slot in (("source", source), ("target", target)):
+            if not 0 <= slot < self.n_slots:
+                raise CacheError(f"{name} must be in [0, {self.n_slots}), got {slot}")
+        held = self.seq_len(slot=source)
+        if not 0 <= length <= held:
+            raise CacheError(f"length must be in [0, {held}], the positions of slot {source}, got {length}")
         used = -(-length // BLOCK_POSITIONS) * self.block_bytes
         start, end = source * self.slot_bytes, target * self.slot_bytes
         self._memory[end : end + used] = self._memory[start : start + used]
         self._fill[target] = length
-
-    def check(self, chunks: Sequence[Chunk]) -> None:
-        """Raise `CacheError` if a chunk names no slot, leaves a gap or overflows; a slot's chunks follow each other."""
-        fill: dict[int, int] = {}
-        for chunk in chunks:
-            if not 0 <= chunk.slot < self.n_slots:
-                raise CacheError(f"slot must be in [0, {self.n_slots - 1}], got {chunk.slot}")
-            filled = int(fill.get(chunk.slot, self._fill[chunk.slot]))
-            follows = chunk.start == filled if chunk.slot in fill else 0 <= chunk.start <= filled
-            if not follows:
-                raise CacheError(f"slot {chunk.slot} is filled up to {filled}, a chunk cannot start at {chunk.start}")
-            end = chunk.start + len(chunk.token_ids)
-            if end > self.max_len:
-                raise CacheError(f"slot {chunk.slot} has {self.max_len} positions, a chunk cannot end at {end}")
-            fill[chunk.slot] = end
 
     def commit(self, chunks: Sequence[Chunk]) -> None:
         """Set the fill to what `chunks` have written."""
@@ -72,14 +80,16 @@ class BlockedCache:
             self._fill[chunk.slot] = chunk.start + len(chunk.token_ids)
 
     def nbytes(self) -> int:
+        """The logical size, 2 * S * L * max_len * Hkv * D * itemsize."""
         return self.n_slots * self.max_len * self._logical_position_bytes
 
     def nbytes_allocated(self) -> int:
+        """Bytes reserved, whole blocks and padded heads; memory is touched only when used."""
         return self._memory.nbytes
 
 
-def rotations(config: ModelConfig, max_len: int) -> "np.ndarray[tuple[int, int, int], np.dtype[np.float32]]":
-    """Cosines and signed sines, float32 [max_len, 2, padded head width]; see `forward._Jobs._rotate_and_append`."""
+def rotations(config: ModelConfig, max_len: int) -> FloatArray:
+    """Cosines and signed sines, float32 [max_len, 2, padded head width]; see `row_jobs.rotate_and_append`."""
     angles = np.arange(max_len)[:, None] * config.rope.inverse_frequencies()
     table = np.zeros((max_len, 2, round_up(config.d_head, LANES)), np.float32)
     table[:, 0] = 1

@@ -37,6 +37,7 @@ class TileFormat:
 
     @property
     def name(self) -> str:
+        """The compiled module's name."""
         offset = "min" if self.offset is None else f"minus{self.offset}"
         return f"codes{self.bits}_groups{self.group}_{offset}_scales{8 * self.scale_bytes}"
 
@@ -47,10 +48,12 @@ class TileFormat:
 
     @property
     def block_code_bytes(self) -> int:
+        """Bytes of a block's codes."""
         return TILE * BLOCK * self.bits // 8
 
     @property
     def block_scale_bytes(self) -> int:
+        """Bytes of a block's scales, or mins."""
         return TILE * self.groups * self.scale_bytes
 
     def scales_start(self, blocks: int) -> int:
@@ -58,9 +61,11 @@ class TileFormat:
         return blocks * self.block_code_bytes
 
     def mins_start(self, blocks: int) -> int:
+        """Offset of the mins."""
         return self.scales_start(blocks) + round_up(blocks * self.block_scale_bytes, CACHE_LINE)
 
     def tile_bytes(self, blocks: int) -> int:
+        """Bytes of a whole tile."""
         end = self.mins_start(blocks)
         return end if self.offset is not None else end + round_up(blocks * self.block_scale_bytes, CACHE_LINE)
 
@@ -76,6 +81,7 @@ class Matrix:
 
     @property
     def tile_bytes(self) -> int:
+        """Bytes from one tile to the next."""
         return self.format.tile_bytes(self.blocks)
 
 
@@ -87,7 +93,8 @@ def round_up(n: int, multiple: int) -> int:
 def allocate(n_bytes: int) -> NDArray[np.uint8]:
     """Zeroed memory, page-aligned, in huge pages where the system has them: fewer address look-ups while streaming."""
     size = round_up(max(n_bytes, 1), mmap.PAGESIZE)
-    memory = mmap.mmap(-1, size)
+    # Private: the system gives huge pages to shared memory only if told so elsewhere.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-from engine.kernels.compiled.lang import F16, F32, I8, I16, I32, PTR, Function, I8x64, I32x16, Value, vector
+from engine.kernels.compiled.lang import F16, F32, I8, I16, I32, Function, I32x16, Value, vector
 
 I32x8, I32x4, I8x16 = vector(I32, 8), vector(I32, 4), vector(I8, 16)
 
@@ -29,7 +29,7 @@ def _dot4_vpdpbusd_256(f: Function, total: Value, codes: Value, x: Value, _bits:
 
 
 def _dot4_pmaddwd(f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
-    """AVX2: even and odd bytes widened to 16 bits, so that no sum of two products saturates (as `pmaddubsw`'s would)."""
+    """AVX2: even and odd bytes widened to 16 bits, so that no sum of two products saturates, as in `pmaddubsw`."""
     words, x_words = codes.bitcast(vector(I16, 32)), x.splat().bitcast(vector(I16, 32))
     even, odd = words & 0xFF, words >> 8
     x_even, x_odd = (x_words << 8).arithmetic_shift_right(8), x_words.arithmetic_shift_right(8)
@@ -73,8 +73,11 @@ rows, the sum of its four code * x."""
 
 @dataclass(frozen=True)
 class CPUPath:
-    """One way to compile every kernel. `cpu` and `features` are LLVM's; `has_float16` and `has_fma` say that the
-    conversion and the fused multiply-add are instructions."""
+    """One way to compile every kernel.
+
+    `cpu` and `features` are LLVM's; `has_float16` and `has_fma` say that the conversion and the fused multiply-add are
+    instructions.
+    """
 
     name: str
     triple: str
@@ -85,7 +88,7 @@ class CPUPath:
     has_fma: bool = True
 
     def fma(self, f: Function, a: Value, b: Value, c: Value) -> Value:
-        """a * b + c, rounded once where the CPU can."""
+        """Return a * b + c, rounded once where the CPU can."""
         if not self.has_fma:
             return a * b + c
         vectors = [v if isinstance(v.type, ir.VectorType) else v.splat() for v in (a, b, c)]
@@ -115,6 +118,7 @@ class CPUPath:
         return (rounded | sign).to(I16)
 
     def target_machine(self) -> llvm.TargetMachine:
+        """LLVM's code generator for this path."""
         target = llvm.Target.from_triple(self.triple)
         return target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
 
@@ -124,7 +128,10 @@ def detect() -> CPUPath:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
-    has = lambda *names: all(features.get(name, False) for name in names)  # noqa: E731 - reads as a word
+
+    def has(*names: str) -> bool:
+        return all(features.get(name, False) for name in names)
+
     triple, cpu, flags = llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten()
     if has("avx512vnni", "avx512bw", "avx512vl"):
         return CPUPath("avx512-vnni", triple, cpu, flags, _dot4_vpdpbusd_512)

@@ -11,12 +11,12 @@ from engine.kernels.compiled import attention, forward, isa, tile
 from engine.kernels.compiled.attention import PARTITION, HeadShape
 from engine.kernels.compiled.cache import BlockedCache
 from engine.kernels.compiled.formats import BLOCK, TILE, TileFormat, allocate, round_up
-from engine.kernels.compiled.forward import FRAME
 from engine.kernels.compiled.jit import Library
-from engine.kernels.compiled.pool import Workers, physical_cores
+from engine.kernels.compiled.layouts import FRAME
 from engine.kernels.compiled.quantize import PANEL_ROWS, RECORD_BYTES
 from engine.kernels.compiled.weights import PackedModel, address, head_width, matrix_fields
-from engine.kernels.protocol import FloatArray, Rows, TensorSource
+from engine.kernels.compiled.workers import Workers, physical_cores
+from engine.kernels.protocol import FloatArray, Rows, TensorSource, begin
 
 MAX_ROWS = 512
 """Rows of one compiled call; a larger batch takes several, which by the contract changes nothing."""
@@ -32,26 +32,30 @@ class CompiledKernels:
 
     def __init__(self, threads: int | None = None, path: isa.CPUPath | None = None) -> None:
         self.library = Library(path or isa.detect())
-        self._workers = Workers(threads or physical_cores(), self._generic("forward"), self._generic("worker"))
+        self.cpu_path = self.library.path.name
+        n_threads = threads or physical_cores()
+        self._workers = Workers(n_threads, self.library, self._generic("forward"), self._generic("worker"))
 
     def pack(self, config: ModelConfig, tensors: TensorSource, progress: Callable[[float], None]) -> "CompiledModel":
+        """The model in tiles; `tensors` may go away afterwards. `progress` is called with the fraction done."""
         return CompiledModel(PackedModel.of(config, tensors, progress), self.tile_kernels)
 
     def new_cache(self, config: ModelConfig, n_slots: int, max_len: int, dtype: str) -> BlockedCache:
+        """An empty cache, its kernels compiled; raises `CacheError` for a size below 1 or an unknown dtype."""
         cache = BlockedCache(config, n_slots, max_len, dtype)
         self.attention_kernels(cache.head_shape)
         return cache
 
     def forward(self, weights: "CompiledModel", chunks: Sequence[Chunk], cache: BlockedCache) -> FloatArray:
-        cache.check(chunks)
+        """As `KernelSet.forward`."""
+        begin(chunks, cache)
         rows = Rows.of(chunks)
         with self._workers.lock:
-            logits = weights.new_logits(int(rows.wants_logits.sum()))
+            logits = weights.new_logits(int(np.count_nonzero(rows.wants_logits)))
             weights.use_cache(cache, *self.attention_kernels(cache.head_shape))
             done = 0
             for start in range(0, len(rows.token_ids), MAX_ROWS):
-                part = Rows(*(values[start : start + MAX_ROWS] for values in rows))
-                done += weights.use_rows(part, logits[done:])
+                done += weights.use_rows(_part(rows, slice(start, start + MAX_ROWS)), logits[done:])
                 self._workers.forward(weights.frame)
             cache.commit(chunks)
         return logits[:, : weights.config.vocab_size]
@@ -172,6 +176,10 @@ class CompiledModel:
         if name not in self._kept or self._kept[name].nbytes < n_bytes:
             self._kept[name] = allocate(n_bytes)
             self.set(**{name: address(self._kept[name])})
+
+
+def _part(rows: Rows, part: slice) -> Rows:
+    return Rows(rows.token_ids[part], rows.slots[part], rows.positions[part], rows.wants_logits[part])
 
 
 def _float_bits(value: float) -> int:

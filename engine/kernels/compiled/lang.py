@@ -3,8 +3,8 @@
 A `Function` is a kernel under construction; its `Value`s carry operators, so that kernels read as arithmetic. Loops and
 branches are `with` blocks and run in the compiled code; plain Python loops unroll. Rules of the language:
 
-- no fast-math flag is ever set: every float operation rounds once, in the order written, so a kernel's result is the same
-  whatever loop it sits in;
+- no fast-math flag is ever set: every float operation rounds once, in the order written, so a result does not depend
+  on the loop it is computed in;
 - comparisons are signed; `//`, `%` and `>>` are unsigned;
 - a scalar beside a vector is broadcast; a Python number takes the other operand's type;
 - a pointer plus an integer counts bytes.
@@ -47,14 +47,22 @@ class Value:
 
     @property
     def type(self) -> ir.Type:
+        """LLVM's type of this value."""
         return self.ir.type
 
     @property
+    def is_vector(self) -> bool:
+        """Whether there are lanes."""
+        return isinstance(self.type, ir.VectorType)
+
+    @property
     def element(self) -> ir.Type:
-        return self.type.element if isinstance(self.type, ir.VectorType) else self.type
+        """The type of one lane, or of a scalar."""
+        return self.type.element if self.is_vector else self.type
 
     @property
     def is_float(self) -> bool:
+        """Whether lanes are floating point."""
         return not isinstance(self.element, ir.IntType)
 
     def _with(self, value: ir.Value) -> "Value":
@@ -63,13 +71,13 @@ class Value:
     def _coerce(self, other: Operand) -> ir.Value:
         if not isinstance(other, Value):
             return constant(self.builder, self.type, other).ir
-        if isinstance(self.type, ir.VectorType) and not isinstance(other.type, ir.VectorType):
+        if self.is_vector and not other.is_vector:
             return other.splat(self.type.count).ir
         return other.ir
 
     def _binary(self, other: Operand, on_int: str, on_float: str) -> "Value":
-        if isinstance(other, Value) and isinstance(other.type, ir.VectorType) > isinstance(self.type, ir.VectorType):
-            return self.splat(other.type.count)._binary(other, on_int, on_float)
+        if isinstance(other, Value) and other.is_vector and not self.is_vector:
+            return self.splat(other.type.count)._binary(other, on_int, on_float)  # noqa: SLF001 - of this class
         operation = getattr(self.builder, on_float if self.is_float else on_int)
         return self._with(operation(self.ir, self._coerce(other)))
 
@@ -111,6 +119,7 @@ class Value:
         return self._binary(other, "lshr", "")
 
     def arithmetic_shift_right(self, other: Operand) -> "Value":
+        """This shifted right, the sign bit coming in."""
         return self._binary(other, "ashr", "")
 
     def __neg__(self) -> "Value":
@@ -133,9 +142,11 @@ class Value:
         return self._compare(">=", other)
 
     def equals(self, other: Operand) -> "Value":
+        """Whether this is `other`, lane by lane (`==` would compare Python objects)."""
         return self._compare("==", other)
 
     def differs(self, other: Operand) -> "Value":
+        """Whether this is not `other`."""
         return self._compare("!=", other)
 
     def select(self, if_true: "Value", if_false: "Value") -> "Value":
@@ -143,9 +154,11 @@ class Value:
         return self._with(self.builder.select(self.ir, if_true.ir, if_false.ir))
 
     def minimum(self, other: "Value") -> "Value":
+        """The lesser of the two, lane by lane."""
         return (self < other).select(self, other)
 
     def maximum(self, other: "Value") -> "Value":
+        """The greater of the two, lane by lane."""
         return (self > other).select(self, other)
 
     def splat(self, count: int = LANES) -> "Value":
@@ -168,15 +181,16 @@ class Value:
         return self._with(self.builder.shuffle_vector(self.ir, other.ir, mask))
 
     def lane(self, index: int) -> "Value":
+        """One lane."""
         return self._with(self.builder.extract_element(self.ir, ir.Constant(I32, index)))
 
     def bitcast(self, to: ir.Type) -> "Value":
+        """The same bits as another type."""
         return self._with(self.builder.bitcast(self.ir, to))
 
     def to(self, element: ir.Type) -> "Value":
         """Every lane converted to `element`: integers sign-extend or truncate, floats round to nearest even."""
-        is_vector = isinstance(self.type, ir.VectorType)
-        target = vector(element, self.type.count) if is_vector else element
+        target = vector(element, self.type.count) if self.is_vector else element
         source, to_float = self.element, not isinstance(element, ir.IntType)
         if source == element:
             return self
@@ -191,7 +205,8 @@ class Value:
         return self._with(getattr(self.builder, operation)(self.ir, target))
 
     def zero_extend(self, element: ir.Type) -> "Value":
-        target = vector(element, self.type.count) if isinstance(self.type, ir.VectorType) else element
+        """Every lane converted to the wider integer `element`, unsigned."""
+        target = vector(element, self.type.count) if self.is_vector else element
         return self._with(self.builder.zext(self.ir, target))
 
     def as_address(self) -> "Value":
@@ -209,12 +224,25 @@ class Value:
         return self._with(instruction)
 
     def store(self, value: "Value") -> None:
+        """Write `value` at this pointer."""
         self.builder.store(value.ir, self.ir).align = _alignment(value.type)
 
+    def prefetch(self, locality: int = 3) -> None:
+        """Ask for the cache line at this pointer, which need not be valid; `locality` 3 is L1, 2 is L2."""
+        name = "llvm.prefetch.p0"
+        module = self.builder.module
+        known = module.globals.get(name)
+        if known is None:
+            known = ir.Function(module, ir.FunctionType(VOID, [PTR, I32, I32, I32]), name)
+        read, data = ir.Constant(I32, 0), ir.Constant(I32, 1)
+        self.builder.call(known, [self.ir, read, ir.Constant(I32, locality), data])
+
     def load_atomic(self, kind: ir.Type) -> "Value":
+        """The integer at this pointer; atomics here are sequentially consistent."""
         return self._with(self.builder.load_atomic(self.ir, "seq_cst", kind.width // 8, typ=kind))
 
     def store_atomic(self, value: "Value") -> None:
+        """Write the integer `value` at this pointer."""
         # `IRBuilder.store_atomic` asks the pointer for its element type, which an opaque one does not have.
         instruction = StoreAtomicInstr(self.builder.block, value.ir, self.ir, "seq_cst", value.type.width // 8)
         self.builder._insert(instruction)  # noqa: SLF001
@@ -248,7 +276,7 @@ def _alignment(kind: ir.Type) -> int:
 class Variable:
     """A local that loops may change. LLVM keeps it in a register."""
 
-    __slots__ = ("_slot", "_kind")
+    __slots__ = ("_kind", "_slot")
 
     def __init__(self, slot: Value, kind: ir.Type) -> None:
         self._slot = slot
@@ -256,6 +284,7 @@ class Variable:
 
     @property
     def value(self) -> Value:
+        """What the variable holds here."""
         return self._slot.load(self._kind)
 
     @value.setter
@@ -291,6 +320,7 @@ class Layout:
         return record + self._offsets[name]
 
     def get(self, record: Value, name: str, kind: ir.Type = I64) -> Value:
+        """Field `name` of `record`."""
         return self.at(record, name).load(kind)
 
     def index(self, name: str) -> int:
@@ -331,9 +361,11 @@ class Function:
         return self._params[param]
 
     def constant(self, kind: ir.Type, value: float) -> Value:
+        """`value` as a `kind`, in every lane of a vector."""
         return constant(self.builder, kind, value)
 
     def variable(self, initial: Value) -> Variable:
+        """A local that begins as `initial`."""
         slot = Value(self.builder, self._locals.alloca(initial.type))
         slot.store(initial)
         return Variable(slot, initial.type)
@@ -383,6 +415,7 @@ class Function:
             yield
 
     def call(self, function: "Function", *args: Value) -> Value:
+        """A function of the same module, called."""
         return Value(self.builder, self.builder.call(function.ir, [a.ir for a in args]))
 
     def call_address(self, address: Value, result: ir.Type, *args: Value) -> Value:

@@ -8,33 +8,21 @@ The ticket, one 64-bit word, holds the job's number above the count of items nob
 compare-and-swap, and one that was prepared for an earlier job fails.
 """
 
-import ctypes
-import os
-import platform
-import sys
-import threading
-import weakref
-from pathlib import Path
-
-import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
 
-from engine.kernels.compiled.formats import allocate
 from engine.kernels.compiled.isa import CPUPath
 from engine.kernels.compiled.lang import I32, I64, PTR, VOID, Function, Value
 
-_TICKET, _DONE, _EPOCH, _SLEEPERS, _CALLER_SLEEPS, _STOP = (64 * line for line in range(6))
+_TICKET, _DONE, EPOCH, _SLEEPERS, _CALLER_SLEEPS, STOP = (64 * line for line in range(6))
 _JOB = 64 * 6
 _FUNCTION, _FRAME, _LAYER, _COUNT, _PIECE = (_JOB + 8 * i for i in range(5))
 _SYSTEM = 64 * 7
-_SYSCALL, _FUTEX, _YIELD, _THREADS = (_SYSTEM + 8 * i for i in range(4))
-_CONTROL_BYTES = 64 * 8
+SYSCALL, FUTEX, YIELD, THREADS = (_SYSTEM + 8 * i for i in range(4))
+CONTROL_BYTES = 64 * 8
 """The control block. What threads write often has a cache line of its own."""
 
 _SPINS = 2000  # some 30 microseconds: longer than the gap between two jobs, shorter than anybody's patience
-_FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # with FUTEX_PRIVATE_FLAG, from linux/futex.h
-_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+_FUTEX_WAIT, FUTEX_WAKE = 128, 129  # with FUTEX_PRIVATE_FLAG, from linux/futex.h
 _LOW_HALF = 0xFFFFFFFF
 _EVERYBODY = 1 << 30
 
@@ -49,10 +37,13 @@ class Pool:
         self._run = self._build_run()
         self._build_worker()
 
-    def run(self, f: Function, control: Value, job: Function, frame: Value, layer: Value, count: Value) -> None:
-        """Emit into `f`: `job(frame, layer, begin, end)` for all of 0..count-1, complete before what follows."""
+    def run(self, f: Function, job: Function, layer: Value, count: Value) -> None:
+        """Emit into `f`: `job(frame, layer, begin, end)` for all of 0..count-1, complete before what follows.
+
+        `f` has parameters `control` and `frame`.
+        """
         address = Value(f.builder, f.builder.ptrtoint(job.ir, I64))
-        f.call(self._run, control, address, frame, layer, count)
+        f.call(self._run, f["control"], address, f["frame"], layer, count)
 
     def _build_work(self) -> Function:
         """Claim pieces of the current job and do them until none is left; true if any was done."""
@@ -86,7 +77,7 @@ class Pool:
             [("control", PTR), ("function", I64), ("frame", PTR), ("layer", PTR), ("count", I64)],
         )
         control, count = f["control"], f["count"]
-        threads = (control + _THREADS).load(I64)
+        threads = (control + THREADS).load(I64)
         alone = (count <= 1) | threads.equals(1)
         with f.when(alone):
             f.call_address(f["function"], VOID, f["frame"], f["layer"], f.constant(I64, 0), count)
@@ -107,9 +98,9 @@ class Pool:
         (control + _DONE).store_atomic(f.constant(I32, 0))
         job_number = ((control + _TICKET).load_atomic(I64) >> 32) + 1
         (control + _TICKET).store_atomic((job_number << 32) | count)
-        (control + _EPOCH).add_atomic(f.constant(I32, 1))
+        (control + EPOCH).add_atomic(f.constant(I32, 1))
         with f.when((control + _SLEEPERS).load_atomic(I32) > 0):
-            self._wake(f, control + _EPOCH)
+            self._wake(f, control + EPOCH)
         f.call(self._work, control)
 
         total = count.to(I32)
@@ -129,8 +120,8 @@ class Pool:
         control = f["control"]
         spins = f.variable(f.constant(I64, 0))
         with f.forever() as loop:
-            loop.leave_if((control + _STOP).load_atomic(I32).differs(0))
-            epoch = (control + _EPOCH).load_atomic(I32)
+            loop.leave_if((control + STOP).load_atomic(I32).differs(0))
+            epoch = (control + EPOCH).load_atomic(I32)
             worked = f.call(self._work, control)
             with f.when(worked.differs(0)):
                 spins.value = f.constant(I64, 0)
@@ -140,7 +131,7 @@ class Pool:
             self._pause(f)
             with f.when(spins.value > _SPINS):
                 (control + _SLEEPERS).add_atomic(f.constant(I32, 1))
-                self._sleep_while(f, control + _EPOCH, epoch)
+                self._sleep_while(f, control + EPOCH, epoch)
                 (control + _SLEEPERS).add_atomic(f.constant(I32, -1))
                 spins.value = f.constant(I64, 0)
         f.finish()
@@ -151,79 +142,18 @@ class Pool:
             f.intrinsic("llvm.x86.sse2.pause", VOID)
 
     def _wake(self, f: Function, word: Value) -> None:
-        self._futex(f, word, _FUTEX_WAKE, f.constant(I64, _EVERYBODY))
+        self._futex(f, word, FUTEX_WAKE, f.constant(I64, _EVERYBODY))
 
     def _sleep_while(self, f: Function, word: Value, value: Value) -> None:
         """Sleep until woken, not at all if `word` no longer holds `value`; without futexes, only yield."""
         self._futex(f, word, _FUTEX_WAIT, value.to(I64))
-        with f.when((f["control"] + _SYSCALL).load(I64).equals(0)):
-            f.call_address((f["control"] + _YIELD).load(I64), I32)
+        with f.when((f["control"] + SYSCALL).load(I64).equals(0)):
+            f.call_address((f["control"] + YIELD).load(I64), I32)
 
     def _futex(self, f: Function, word: Value, operation: int, value: Value) -> None:
         control = f["control"]
-        syscall = (control + _SYSCALL).load(I64)
+        syscall = (control + SYSCALL).load(I64)
         with f.when(syscall.differs(0)):
             zero = f.constant(I64, 0)
-            number = (control + _FUTEX).load(I64)
+            number = (control + FUTEX).load(I64)
             f.call_address(syscall, I64, number, word, f.constant(I64, operation), value, zero, zero, zero)
-
-
-class Workers:
-    """`n_threads` - 1 threads in `worker` of a compiled pool, the caller being the first; they stop when this is gone."""
-
-    def __init__(self, n_threads: int, forward_address: int, worker_address: int) -> None:
-        self.n_threads = n_threads
-        self.lock = threading.Lock()
-        self._forward = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(forward_address)
-        self._control = allocate(_CONTROL_BYTES)
-        libc = ctypes.CDLL(None)
-        futex = _FUTEX_NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
-        system = self._control[_SYSTEM : _SYSTEM + 32].view(np.int64)
-        system[:] = (
-            _address(libc.syscall) if futex else 0,
-            futex or 0,
-            _address(libc.sched_yield),
-            n_threads,
-        )
-        # A foreign call releases the GIL, and a worker never returns to Python before it stops.
-        worker = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(worker_address)
-        for i in range(1, n_threads):
-            threading.Thread(target=_live, args=(worker, self._control), name=f"kernels-{i}", daemon=True).start()
-        weakref.finalize(self, _stop, self._control)
-
-    def forward(self, frame: NDArray[np.int64]) -> None:
-        """Run the compiled forward, with the GIL released; the caller holds `lock`."""
-        assert self.lock.locked()
-        self._forward(self._control.ctypes.data, frame.ctypes.data)
-
-
-def physical_cores() -> int:
-    """Physical cores this process may run on, at least 1: a second thread on a core shares its dot-product unit."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    siblings = set()
-    for cpu in os.sched_getaffinity(0):
-        try:
-            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
-        except OSError:
-            siblings.add(str(cpu))
-    return len(siblings)
-
-
-def _live(worker: "ctypes._FuncPointer", control: NDArray[np.uint8]) -> None:
-    worker(control.ctypes.data)
-
-
-def _stop(control: NDArray[np.uint8]) -> None:
-    control[_STOP : _STOP + 4].view(np.int32)[:] = 1
-    control[_EPOCH : _EPOCH + 4].view(np.int32)[:] += 1
-    syscall, futex = control[_SYSCALL : _SYSCALL + 16].view(np.int64)
-    if syscall:
-        word = ctypes.c_void_p(control.ctypes.data + _EPOCH)
-        ctypes.CDLL(None).syscall(ctypes.c_long(futex), word, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
-
-
-def _address(function: "ctypes._FuncPointer") -> int:
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address is not None
-    return address

@@ -5,6 +5,8 @@ the scale (float32), the sum of the codes (int32) and the sum of the first 16 co
 records in order; a row's quantization depends on that row's 32 values alone.
 """
 
+from collections.abc import Sequence
+
 from engine.kernels.compiled.lang import I8, LANES, F32x16, Function, Value
 from engine.kernels.compiled.vectors import fold, magnitude, round_to_int
 
@@ -17,14 +19,14 @@ FIRST_SUMS = SUMS + 4 * PANEL_ROWS
 RECORD_BYTES = FIRST_SUMS + 4 * PANEL_ROWS
 
 
-def quantize_block(f: Function, low: Value, high: Value, record: Value, row: Value) -> None:
-    """Write 32 floats (`low`, `high`) as row `row` (0..7) of `record`: scale = the largest magnitude / 127."""
-    largest = fold(magnitude(low).maximum(magnitude(high)), Value.maximum)
+def quantize_block(f: Function, halves: Sequence[Value], record: Value, row: Value) -> None:
+    """Write 32 floats, 16 and 16, as row `row` (0..7) of `record`: scale = the largest magnitude / 127."""
+    largest = fold(magnitude(halves[0]).maximum(magnitude(halves[1])), Value.maximum)
     inverse = (largest > 0.0).select(f.constant(largest.type, 127.0) / largest, f.constant(largest.type, 0.0))
     scale = largest / 127.0
     codes = record + row * BLOCK
     sums = []
-    for half, values in enumerate((low, high)):
+    for half, values in enumerate(halves):
         rounded = round_to_int(values * inverse)
         (codes + half * LANES).store(rounded.to(I8))
         sums.append(fold(rounded, Value.__add__))
@@ -40,5 +42,5 @@ def quantize_row(f: Function, values: Value, panel: Value, row: Value, blocks: V
     """Write 32 * `blocks` floats at `values` as row `row` of the panel at `panel`."""
     with f.range(0, blocks) as block:
         source = values + block * (4 * BLOCK)
-        low, high = source.load(F32x16), (source + 4 * LANES).load(F32x16)
-        quantize_block(f, low, high, panel + block * RECORD_BYTES, row)
+        halves = [source.load(F32x16), (source + 4 * LANES).load(F32x16)]
+        quantize_block(f, halves, panel + block * RECORD_BYTES, row)

@@ -8,11 +8,14 @@ from llvmlite import ir
 
 from engine.kernels.compiled.formats import BLOCK, CACHE_LINE, TileFormat
 from engine.kernels.compiled.isa import CPUPath
-from engine.kernels.compiled.lang import F32, I32, I64, PTR, F32x16, Function, I8x64, I32x16, Value, I8
+from engine.kernels.compiled.lang import F32, I8, I32, I64, PTR, F32x16, Function, I8x64, I32x16, Value
 from engine.kernels.compiled.quantize import FIRST_SUMS, PANEL_ROWS, RECORD_BYTES, SCALED_SUMS, SCALES, SUMS
 
 STORE, ADD = 0, 1
 """What happens to the output: replaced, or added to (a residual)."""
+
+_PREFETCH_AHEAD = 20 * 1024
+"""Bytes: the tiles of a matrix follow each other, and one row's work per byte is too short to wait for memory."""
 
 
 def build(module: ir.Module, path: CPUPath, fmt: TileFormat) -> None:
@@ -21,61 +24,69 @@ def build(module: ir.Module, path: CPUPath, fmt: TileFormat) -> None:
     `product(tile, blocks, panel, rows, out, out_stride, mode)`: out[r][0..15] of row r at `out + r * out_stride`.
     `row(tile, blocks, lane, out)`: the weights of one output row as float32, 32 * blocks of them.
     """
-    f = Function(
-        module,
-        f"{module.name}.product",
-        [
-            ("tile", PTR),
-            ("blocks", I64),
-            ("panel", PTR),
-            ("rows", I64),
-            ("out", PTR),
-            ("out_stride", I64),
-            ("mode", I64),
-        ],
-        exported=True,
-    )
-    for rows in range(PANEL_ROWS, 0, -1):
-        with f.when(f["rows"].equals(rows)):
-            _product_of_rows(f, path, fmt, rows)
-    f.finish()
+    _Product(module, path, fmt)
     _build_row(module, path, fmt)
 
 
-def _product_of_rows(f: Function, path: CPUPath, fmt: TileFormat, rows: int) -> None:
-    totals = [f.variable(f.constant(F32x16, 0.0)) for _ in range(rows)]
-    tile, blocks = f["tile"], f["blocks"]
-    scales, mins = _scale_pointers(fmt, tile, blocks)
-    with f.range(0, blocks) as block:
-        codes = _block_codes(f, fmt, tile + block * fmt.block_code_bytes)
-        record = f["panel"] + block * RECORD_BYTES
-        group_scales, group_mins = [], []
-        for group in range(fmt.groups):
-            at = block * fmt.block_scale_bytes + group * (fmt.block_scale_bytes // fmt.groups)
-            group_scales.append(_load_scales(path, fmt, scales + at))
-            if fmt.offset is None:
-                group_mins.append(_load_scales(path, fmt, mins + at))
+class _Product:
+    """Builds `product`: one unrolled loop for each number of rows."""
+
+    def __init__(self, module: ir.Module, path: CPUPath, fmt: TileFormat) -> None:
+        inputs = [("tile", PTR), ("blocks", I64), ("panel", PTR), ("rows", I64)]
+        outputs = [("out", PTR), ("out_stride", I64), ("mode", I64)]
+        self._f = Function(module, f"{module.name}.product", inputs + outputs, exported=True)
+        self._path = path
+        self._fmt = fmt
+        for rows in range(PANEL_ROWS, 0, -1):
+            with self._f.when(self._f["rows"].equals(rows)):
+                self._multiply(rows)
+        self._f.finish()
+
+    def _multiply(self, rows: int) -> None:
+        f, path, fmt = self._f, self._path, self._fmt
+        tile, blocks = f["tile"], f["blocks"]
+        scales, mins = _scale_pointers(fmt, tile, blocks)
+        totals = [f.variable(f.constant(F32x16, 0.0)) for _ in range(rows)]
+        with f.range(0, blocks) as block:
+            self._prefetch(block)
+            codes = _block_codes(fmt, tile + block * fmt.block_code_bytes)
+            group_scales = [_load_scales(path, fmt, scales, block, group) for group in range(fmt.groups)]
+            group_mins = [
+                _load_scales(path, fmt, mins, block, group) for group in range(fmt.groups) if fmt.offset is None
+            ]
+            record = f["panel"] + block * RECORD_BYTES
+            for row, total in enumerate(totals):
+                entry = record + 4 * row
+                x_scale = (entry + SCALES).load(F32)
+                for group, scale in enumerate(group_scales):
+                    dot = self._dot(codes, record, row, group, n_chains=2 if rows <= 2 else 1)
+                    total.value = path.fma(f, dot.to(F32), scale * x_scale, total.value)
+                    if fmt.offset is None:
+                        x_sum = _scaled_sum(fmt, entry, x_scale, group)
+                        total.value = path.fma(f, group_mins[group], x_sum, total.value)
         for row, total in enumerate(totals):
-            entry = record + 4 * row
-            x_scale = (entry + SCALES).load(F32)
-            for group in range(fmt.groups):
-                vectors = codes[group * len(codes) // fmt.groups : (group + 1) * len(codes) // fmt.groups]
-                first = group * len(vectors)
-                xs = [(record + row * BLOCK + 4 * (first + j)).load(I32) for j in range(len(vectors))]
-                dot = _dot(
-                    f, path, fmt, vectors, xs, _initial_sum(f, fmt, entry, group), n_chains=2 if rows <= 2 else 1
-                )
-                product_scale = group_scales[group] * x_scale
-                total.value = path.fma(f, dot.to(F32), product_scale, total.value)
-                if fmt.offset is None:
-                    scaled_sum = _scaled_sum(f, fmt, entry, x_scale, group)
-                    total.value = path.fma(f, group_mins[group], scaled_sum, total.value)
-    for row, total in enumerate(totals):
-        out = f["out"] + f["out_stride"] * row
-        with f.when(f["mode"].equals(ADD)):
-            out.store(out.load(F32x16) + total.value)
-        with f.when(f["mode"].equals(STORE)):
-            out.store(total.value)
+            out = f["out"] + f["out_stride"] * row
+            with f.when(f["mode"].equals(ADD)):
+                out.store(out.load(F32x16) + total.value)
+            with f.when(f["mode"].equals(STORE)):
+                out.store(total.value)
+
+    def _prefetch(self, block: Value) -> None:
+        """Ask for this block's share of the bytes that lie ahead."""
+        share = self._fmt.tile_bytes(CACHE_LINE) // CACHE_LINE
+        ahead = self._f["tile"] + _PREFETCH_AHEAD + block * share
+        for line in range(0, share, CACHE_LINE):
+            (ahead + line).prefetch(locality=2)
+
+    def _dot(self, codes: list[Value], record: Value, row: int, group: int, n_chains: int) -> Value:
+        """The integer dot product of one group; few rows leave the CPU idle unless the sum is split in two chains."""
+        f, fmt = self._f, self._fmt
+        per_group = len(codes) // fmt.groups
+        chains = [_initial_sum(f, fmt, record + 4 * row, group)] + [f.constant(I32x16, 0)] * (n_chains - 1)
+        for j in range(group * per_group, (group + 1) * per_group):
+            x = (record + row * BLOCK + 4 * j).load(I32)
+            chains[j % n_chains] = self._path.dot4(f, chains[j % n_chains], codes[j], x, fmt.bits)
+        return chains[0] if n_chains == 1 else chains[0] + chains[1]
 
 
 def _scale_pointers(fmt: TileFormat, tile: Value, blocks: Value) -> tuple[Value, Value]:
@@ -85,7 +96,7 @@ def _scale_pointers(fmt: TileFormat, tile: Value, blocks: Value) -> tuple[Value,
     return scales, scales + padded
 
 
-def _block_codes(f: Function, fmt: TileFormat, at: Value) -> list[Value]:
+def _block_codes(fmt: TileFormat, at: Value) -> list[Value]:
     """The block's codes: eight vectors of 64 bytes."""
     loaded = [(at + 64 * j).load(I8x64) for j in range(fmt.block_code_bytes // 64)]
     if fmt.bits == 8:
@@ -93,18 +104,10 @@ def _block_codes(f: Function, fmt: TileFormat, at: Value) -> list[Value]:
     return [v & 15 for v in loaded] + [v >> 4 for v in loaded]
 
 
-def _load_scales(path: CPUPath, fmt: TileFormat, at: Value) -> Value:
+def _load_scales(path: CPUPath, fmt: TileFormat, scales: Value, block: Value, group: int) -> Value:
+    """The 16 rows' scales (or mins) of one group, as float32."""
+    at = scales + block * fmt.block_scale_bytes + group * (fmt.block_scale_bytes // fmt.groups)
     return path.load_float16(at) if fmt.scale_bytes == 2 else at.load(F32x16)
-
-
-def _dot(
-    f: Function, path: CPUPath, fmt: TileFormat, codes: list[Value], xs: list[Value], initial: Value, n_chains: int
-) -> Value:
-    """initial + the sum of codes * x; few rows leave the CPU idle unless the sum is split in two chains."""
-    chains = [initial] + [f.constant(I32x16, 0)] * (n_chains - 1)
-    for j, (code, x) in enumerate(zip(codes, xs, strict=True)):
-        chains[j % n_chains] = path.dot4(f, chains[j % n_chains], code, x, fmt.bits)
-    return chains[0] if n_chains == 1 else chains[0] + chains[1]
 
 
 def _initial_sum(f: Function, fmt: TileFormat, entry: Value, group: int) -> Value:
@@ -122,40 +125,34 @@ def _group_sum(fmt: TileFormat, entry: Value, group: int) -> Value:
     return first if group == 0 else (entry + SUMS).load(I32) - first
 
 
-def _scaled_sum(f: Function, fmt: TileFormat, entry: Value, x_scale: Value, group: int) -> Value:
+def _scaled_sum(fmt: TileFormat, entry: Value, x_scale: Value, group: int) -> Value:
     if fmt.groups == 1:
         return (entry + SCALED_SUMS).load(F32)
     return x_scale * _group_sum(fmt, entry, group).to(F32)
 
 
 def _build_row(module: ir.Module, path: CPUPath, fmt: TileFormat) -> None:
-    f = Function(
-        module,
-        f"{module.name}.row",
-        [("tile", PTR), ("blocks", I64), ("lane", I64), ("out", PTR)],
-        exported=True,
-    )
-    tile, blocks, lane = f["tile"], f["blocks"], f["lane"]
+    params = [("tile", PTR), ("blocks", I64), ("lane", I64), ("out", PTR)]
+    f = Function(module, f"{module.name}.row", params, exported=True)
+    tile, blocks, lane = f["tile"], f["blocks"], f["lane"] * 4
     scales, mins = _scale_pointers(fmt, tile, blocks)
     column = f.scratch(64)  # scales of 16 rows as float32, to pick this row's
     with f.range(0, blocks) as block:
-        codes = tile + block * fmt.block_code_bytes + lane * 4
+        codes = tile + block * fmt.block_code_bytes + lane
+        out = f["out"] + block * (4 * BLOCK)
         for group in range(fmt.groups):
-            at = block * fmt.block_scale_bytes + group * (fmt.block_scale_bytes // fmt.groups)
-            column.store(_load_scales(path, fmt, scales + at))
-            scale = (column + lane * 4).load(F32)
+            column.store(_load_scales(path, fmt, scales, block, group))
+            scale = (column + lane).load(F32)
             if fmt.offset is None:
-                column.store(_load_scales(path, fmt, mins + at))
-                minimum = (column + lane * 4).load(F32)
+                column.store(_load_scales(path, fmt, mins, block, group))
+                minimum = (column + lane).load(F32)
             for k in range(group * fmt.group, (group + 1) * fmt.group):
                 code = (codes + _code_byte(fmt, k)).load(I8).zero_extend(I32)
                 if fmt.bits == 4:
                     code = code & 15 if k < BLOCK // 2 else code >> 4
-                if fmt.offset is None:
-                    weight = code.to(F32) * scale + minimum
-                else:
-                    weight = (code - fmt.offset).to(F32) * scale
-                (f["out"] + block * (4 * BLOCK) + 4 * k).store(weight)
+                shifted = code - fmt.offset if fmt.offset is not None else code
+                weight = shifted.to(F32) * scale
+                (out + 4 * k).store(weight if fmt.offset is not None else weight + minimum)
     f.finish()
 
 

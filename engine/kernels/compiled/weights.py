@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import ModelConfig
 from engine.kernels.compiled.formats import BLOCK, Matrix, TileFormat, pack, round_up
-from engine.kernels.compiled.forward import LAYER, LAYER_MATRICES, MATRIX
 from engine.kernels.compiled.lang import LANES
+from engine.kernels.compiled.layouts import LAYER, LAYER_MATRICES, MATRIX
 from engine.kernels.protocol import FloatArray, TensorSource
 from engine.quants import Quantized, Tensor, dequantize
+
+Number = TypeVar("Number", np.uint8, np.float32)
 
 _TENSOR_NAMES = {
     "q": "attn_q",
@@ -59,11 +62,12 @@ class PackedModel:
 
     @property
     def formats(self) -> set[TileFormat]:
+        """Every tile format the model has."""
         in_layers = {matrix.format for layer in self.layers for matrix in layer.matrices.values()}
         return in_layers | {self.embedding.format, self.head.format}
 
     def layer_table(self, kernels: KernelAddresses) -> NDArray[np.int64]:
-        """One `forward.LAYER` record a layer."""
+        """One `layouts.LAYER` record a layer."""
         records = [
             LAYER.pack(
                 attention_norm=address(layer.attention_norm),
@@ -80,7 +84,7 @@ class PackedModel:
 
 
 def matrix_fields(matrix: Matrix, kernels: KernelAddresses) -> dict[str, int]:
-    """The `forward.MATRIX` fields of `matrix`."""
+    """The `layouts.MATRIX` fields of `matrix`."""
     product, row = kernels(matrix.format)
     values = (address(matrix.data), product, row, matrix.tile_bytes, matrix.n_tiles, matrix.blocks)
     return dict(zip(MATRIX.names, values, strict=True))
@@ -119,7 +123,7 @@ def _padded_gain(tensor: Tensor) -> FloatArray:
 def _widen_heads(tensor: Tensor, n_heads: int, width: int) -> Tensor:
     """Rows of each head followed by zero rows up to `width`."""
 
-    def widen(rows: NDArray[np.generic]) -> NDArray[np.generic]:
+    def widen(rows: NDArray[Number]) -> NDArray[Number]:
         heads = rows.reshape(n_heads, -1, rows.shape[-1])
         return np.pad(heads, ((0, 0), (0, width - heads.shape[1]), (0, 0))).reshape(n_heads * width, -1)
 

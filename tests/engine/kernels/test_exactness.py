@@ -16,7 +16,7 @@ from engine.model import Model
 from tests.tiny_model import write_tiny_llama
 
 VOCAB = 263
-KERNELS = ("reference", "reference-int8")
+KERNELS = ("reference", "reference-int8", "compiled")
 SHAPES = {
     "no groups": {"n_heads": 2, "n_kv_heads": 2, "quant": "Q4_1"},
     "groups of 3": {"d_model": 96, "n_heads": 3, "n_kv_heads": 1, "quant": "Q8_0"},
