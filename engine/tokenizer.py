@@ -6,6 +6,7 @@ meanwhile; finding the special tokens is done here, because whether a control to
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Self
 
 import tokenizers
@@ -83,13 +84,12 @@ class Tokenizer:
         check_encodable("text", text)
         splitter = self._special_splitter if parse_special else self._text_splitter
         pieces = splitter.split(text)  # text and whole token in turn, beginning and ending with a text
+        encodings = self._bpe.encode_batch_fast(self._spell(pieces[::2]), add_special_tokens=False)
         ids = self._opening(add_bos)
-        for index, encoding in enumerate(
-            self._bpe.encode_batch_fast(self._spell(pieces[::2]), add_special_tokens=False)
-        ):
+        for encoding, name in zip_longest(encodings, pieces[1::2]):
             ids += encoding.ids
-            if 2 * index + 1 < len(pieces):
-                ids.append(self._whole_tokens[pieces[2 * index + 1]])
+            if name is not None:
+                ids.append(self._whole_tokens[name])
         return ids
 
     def token_bytes(self, token_id: int, /) -> bytes:
