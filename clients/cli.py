@@ -69,6 +69,7 @@ class LazyGroup(click.Group):
         "pull": Lazy("clients.pull:command", "Fetch a known model file."),
         "chat": Lazy("clients.chat:command", "Talk with a running server."),
         "generate": Lazy("clients.generate:command", "Complete one prompt in this process, without a server."),
+        "verify": Lazy("clients.verify:command", "Verify on this machine that answers are exact."),
     },
     context_settings={"help_option_names": ["-h", "--help"]},
 )

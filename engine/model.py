@@ -69,6 +69,11 @@ class Model:
         """The name of the kernel set in use, never "auto"."""
         return self._kernel_set.name
 
+    @property
+    def cpu_path(self) -> str:
+        """What decides the bits beside the file and the kernel set: library versions and CPU features in use."""
+        return self._kernel_set.cpu_path
+
     def new_cache(self, n_slots: int, max_len: int, dtype: str = "float16") -> Cache:
         """An empty cache for `forward`; raises `CacheError` for a size below 1 or a dtype but float32 and float16."""
         return self._kernel_set.new_cache(self.config, n_slots, max_len, dtype)
