@@ -48,8 +48,8 @@ def test_a_row_does_not_depend_on_its_place_its_neighbours_or_where_it_lies(shap
     alone = np.zeros((ROWS, shape[1]), np.float32)
     alone[0] = row
     expected = linear(alone)[0]
-    for place in range(3 * ROWS):
-        x = at_offset(numbers(3 * ROWS, shape[1], seed=place), 4 * (place % 16))
+    for place in range(ROWS + 1):
+        x = at_offset(numbers(2 * ROWS, shape[1], seed=place), 4 * (place % 16))
         x[place] = row
         np.testing.assert_array_equal(linear(x)[place], expected)
 
@@ -85,7 +85,7 @@ print(digest.hexdigest())
 @pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="names OpenBLAS kernels of x86-64")
 @pytest.mark.parametrize("core", ["Sandybridge", "Haswell", "SkylakeX"])
 def test_products_do_not_depend_on_the_number_of_blas_threads(core):
-    features = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
+    features = np.show_config(mode="dicts")["SIMD Extensions"].get("found", ())
     if core == "SkylakeX" and "X86_V4" not in features and "AVX512_SKX" not in features:
         pytest.skip("this CPU has no AVX-512")
     digests = {
