@@ -13,34 +13,37 @@ from engine.kernels.compiled.vectors import exp
 
 
 def attend(module: ir.Module) -> Function:
-    """Items (part, key/value head): the partition's unmerged result for the head's group of queries."""
+    """Items (part, key/value head): a partition's unmerged results for the rows of the part and the head's queries."""
     f = Job(module, "attend")
     n_kv_heads = f.frame("n_kv_heads")
     group_bytes = f.frame("n_heads") // n_kv_heads * f.frame("head_width") * 4
     with f.range(f["begin"], f["end"]) as item:
-        row, first, records = _attended(f, item)
-        _, _, next_records = _attended(f, (item + 1).minimum(f["end"] - 1))
-        queries = f.frame("qkv", PTR) + row * f.frame("qkv_stride") + item % n_kv_heads * group_bytes
+        part, head = item // n_kv_heads, item % n_kv_heads
+        row, partition = f.of_row("part_rows", part), f.of_row("part_partitions", part)
+        n_partitions = f.of_row("positions", row) // PARTITION + 1
+        partial = (f.of_row("first_partials", row) + partition) * n_kv_heads + head
+        kernel = f.of_row("part_is_shared", part).differs(0).select(f.frame("attend_some"), f.frame("attend_one"))
         f.call_address(
-            f.frame("attend"),
+            kernel,
             VOID,
-            queries,
-            records,
-            next_records,
+            f.frame("qkv", PTR) + row * f.frame("qkv_stride") + head * group_bytes,
+            f.frame("qkv_stride"),
+            _records(f, item),
+            _records(f, (item + 1).minimum(f["end"] - 1)),
             f.frame("block_bytes"),
-            (f.of_row("positions", row) + 1 - first).minimum(f.constant(I64, PARTITION)),
+            (f.of_row("positions", row) + 1 - partition * PARTITION).minimum(f.constant(I64, PARTITION)),
             f.frame("score_scale", F64).to(F32),
-            f.frame("partials", PTR) + item * f.frame("partial_bytes"),
+            f.frame("partials", PTR) + partial * f.frame("partial_bytes"),
+            n_partitions * n_kv_heads * f.frame("partial_bytes"),
         )
     return f.finish()
 
 
-def _attended(f: Job, item: Value) -> tuple[Value, Value, Value]:
-    """Row, first position and first cache record of an attention item."""
+def _records(f: Job, item: Value) -> Value:
+    """The first cache record of an attention item."""
     part, head = item // f.frame("n_kv_heads"), item % f.frame("n_kv_heads")
-    row = f.of_row("part_rows", part)
-    first = (part - f.of_row("first_parts", row)) * PARTITION
-    return row, first, f.cache_record(row, first // BLOCK_POSITIONS) + head * f.frame("record_bytes")
+    block = f.of_row("part_partitions", part) * (PARTITION // BLOCK_POSITIONS)
+    return f.cache_record(f.of_row("part_rows", part), block) + head * f.frame("record_bytes")
 
 
 def merge(module: ir.Module, path: CPUPath) -> Function:
@@ -66,7 +69,7 @@ class _Merge:
         self._f = f
         self._path = path
         group, width = f.frame("n_heads") // f.frame("n_kv_heads"), f.frame("head_width") * 4
-        begin, end = f.of_row("first_parts", row), f.of_row("first_parts", row + 1)
+        begin, end = f.of_row("first_partials", row), f.of_row("first_partials", row + 1)
         self._count = end - begin
         self._step = f.frame("n_kv_heads") * f.frame("partial_bytes")
         self._first = f.frame("partials", PTR) + begin * self._step + kv_head * f.frame("partial_bytes")

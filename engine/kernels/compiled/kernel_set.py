@@ -1,25 +1,39 @@
 """The compiled kernel set: compiles what a model needs, and runs forwards in bounded workspace."""
 
+import ctypes
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numpy.typing import NDArray
 
 from engine.batch import Chunk
 from engine.config import ModelConfig
-from engine.kernels.compiled import attention, forward, isa, tile
+from engine.kernels.compiled import argmax, attention, forward, isa, tile
 from engine.kernels.compiled.attention import PARTITION, HeadShape
 from engine.kernels.compiled.cache import BlockedCache
 from engine.kernels.compiled.formats import BLOCK, TILE, TileFormat, allocate, round_up
 from engine.kernels.compiled.jit import Library
 from engine.kernels.compiled.layouts import FRAME
+from engine.kernels.compiled.parts import attention_parts
 from engine.kernels.compiled.quantize import PANEL_ROWS, RECORD_BYTES
 from engine.kernels.compiled.weights import PackedModel, address, head_width, matrix_fields
 from engine.kernels.compiled.workers import Workers, physical_cores
 from engine.kernels.protocol import FloatArray, Rows, TensorSource, begin
 
+_ARGMAX = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p)
+
 MAX_ROWS = 512
 """Rows of one compiled call; a larger batch takes several, which by the contract changes nothing."""
+
+
+class AttentionAddresses(NamedTuple):
+    """Where `attention.build`'s kernels for one head shape are."""
+
+    attend_one: int
+    attend_some: int
+    append: int
 
 
 class CompiledKernels:
@@ -33,6 +47,7 @@ class CompiledKernels:
     def __init__(self, threads: int | None = None, path: isa.CPUPath | None = None) -> None:
         self.library = Library(path or isa.detect())
         self.cpu_path = self.library.path.name
+        self._argmax = _ARGMAX(self.library.address("argmax", "argmax", argmax.build))
         n_threads = threads or physical_cores()
         self._workers = Workers(n_threads, self.library, self._generic("forward"), self._generic("worker"))
 
@@ -52,13 +67,21 @@ class CompiledKernels:
         rows = Rows.of(chunks)
         with self._workers.lock:
             logits = weights.new_logits(int(np.count_nonzero(rows.wants_logits)))
-            weights.use_cache(cache, *self.attention_kernels(cache.head_shape))
+            weights.use_cache(cache, self.attention_kernels(cache.head_shape))
             done = 0
             for start in range(0, len(rows.token_ids), MAX_ROWS):
                 done += weights.use_rows(_part(rows, slice(start, start + MAX_ROWS)), logits[done:])
                 self._workers.forward(weights.frame)
             cache.commit(chunks)
         return logits[:, : weights.config.vocab_size]
+
+    def argmax(self, logits: FloatArray) -> NDArray[np.int64]:
+        """Per row of `logits` [n, V] the id of the largest, the lowest among equals; -1 where one is not finite."""
+        n, width = logits.shape
+        assert logits.strides[1] == logits.itemsize
+        out = np.empty(n, np.int64)
+        self._argmax(address(logits), n, logits.strides[0], width, address(out))
+        return out
 
     def tile_kernels(self, fmt: TileFormat) -> tuple[int, int]:
         """Addresses of `tile.build`'s `product` and `row` for `fmt`."""
@@ -68,13 +91,13 @@ class CompiledKernels:
         )
         return product, row
 
-    def attention_kernels(self, shape: HeadShape) -> tuple[int, int]:
-        """Addresses of `attention.build`'s `attend` and `append` for `shape`."""
-        attend, append = (
-            self.library.address(shape.name, kernel, lambda module: attention.build(module, self.library.path, shape))
-            for kernel in ("attend", "append")
-        )
-        return attend, append
+    def attention_kernels(self, shape: HeadShape) -> AttentionAddresses:
+        """The kernels of `attention.build` for `shape`."""
+
+        def build(module: ir.Module) -> None:
+            attention.build(module, self.library.path, shape)
+
+        return AttentionAddresses(*(self.library.address(shape.name, k, build) for k in AttentionAddresses._fields))
 
     def _generic(self, function: str) -> int:
         return self.library.address("decoder", function, lambda module: forward.build(module, self.library.path))
@@ -124,12 +147,12 @@ class CompiledModel:
         for name, value in fields.items():
             self.frame[FRAME.index(name)] = value
 
-    def use_cache(self, cache: BlockedCache, attend: int, append: int) -> None:
-        """Point the frame at `cache`."""
+    def use_cache(self, cache: BlockedCache, kernels: AttentionAddresses) -> None:
+        """Point the frame at `cache` and at the kernels for its shape."""
         self._kept["rotations"] = cache.rotations
+        self._head_shape = cache.head_shape
         self.set(
-            attend=attend,
-            append=append,
+            **kernels._asdict(),
             cache=cache.address,
             slot_bytes=cache.slot_bytes,
             block_bytes=cache.block_bytes,
@@ -140,27 +163,27 @@ class CompiledModel:
 
     def use_rows(self, rows: Rows, logits: FloatArray) -> int:
         """Point the frame at `rows` and at where their logits go; returns how many rows want logits."""
-        parts = rows.positions // PARTITION + 1
-        first_parts = np.concatenate([np.zeros(1, np.int64), np.cumsum(parts)])
-        n_parts = int(first_parts[-1])
-        partial_bytes = int(self.frame[FRAME.index("partial_bytes")])
-        self._provide("partials", n_parts * self.config.n_kv_heads * partial_bytes)
+        partitions = rows.positions // PARTITION + 1
+        first_partials = np.concatenate([np.zeros(1, np.int64), np.cumsum(partitions)])
+        partial_bytes = self._head_shape.partial_bytes
+        self._provide("partials", int(first_partials[-1]) * self.config.n_kv_heads * partial_bytes)
+        parts = attention_parts(rows.slots, rows.positions, self._head_shape.rows_at_once)
         logits_rows = np.flatnonzero(rows.wants_logits)
         arrays = {
             "token_ids": rows.token_ids,
             "slots": rows.slots,
             "positions": rows.positions,
             "logits_rows": logits_rows,
-            "part_rows": np.repeat(np.arange(len(parts)), parts),
-            "first_parts": first_parts,
+            "first_partials": first_partials,
+            **parts._asdict(),
         }
         for name, array in arrays.items():
             contiguous = np.ascontiguousarray(array, np.int64)
             self._kept[name] = contiguous
             self.set(**{name: address(contiguous)})
         self.set(
-            n_rows=len(parts),
-            n_parts=n_parts,
+            n_rows=len(partitions),
+            n_parts=len(parts.part_rows),
             n_logits=len(logits_rows),
             logits=address(logits),
             logits_stride=logits.strides[0],

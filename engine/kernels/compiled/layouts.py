@@ -17,10 +17,13 @@ FRAME = Layout(
     "n_layers", "layers", "d_model", "norm_eps", "n_heads", "n_kv_heads", "head_width", "d_head", "score_scale",
     "output_norm", *(f"{m}_{field}" for m in ("embedding", "head") for field in MATRIX.names),
     # The cache.
-    "attend", "append", "cache", "slot_bytes", "block_bytes", "record_bytes", "partial_bytes", "rotations",
-    # The rows of this call. Row r's attention is parts first_parts[r] .. first_parts[r + 1] - 1, one a partition.
+    "attend_one", "attend_some", "append",
+    "cache", "slot_bytes", "block_bytes", "record_bytes", "partial_bytes", "rotations",
+    # The rows of this call; row r's partial results are first_partials[r] .. first_partials[r + 1] - 1.
     "n_rows", "token_ids", "slots", "positions", "n_logits", "logits_rows", "logits", "logits_stride",
-    "n_parts", "part_rows", "first_parts",
+    "first_partials",
+    # Their attention: a part is one partition for one row, or for several that share it.
+    "n_parts", "part_rows", "part_partitions", "part_is_shared",
     # Workspace.
     "x", "x_stride", "qkv", "qkv_stride", "k_start", "v_start", "partials", "mixed", "mixed_stride",
     "x_panels", "mixed_panels", "ffn_panels",
