@@ -19,9 +19,10 @@ lint: venv
 
 venv: $(VENV)/.installed
 
-# pip reads dependency groups since 25.1; the one that comes with Python may be older.
+# pip reads dependency groups since 25.1; the one that comes with Python may be older. setuptools warns of every
+# editable install that names may be shadowed by folders of the working directory: here they are those folders.
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable . --group dev
 	touch $@
