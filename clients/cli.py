@@ -79,7 +79,10 @@ def cli() -> None:
 
 @cli.group(
     cls=LazyGroup,
-    lazy={"serve": Lazy("clients.bench:command", "Load a running server and print latencies and throughput.")},
+    lazy={
+        "serve": Lazy("clients.bench:command", "Load a running server and print latencies and throughput."),
+        "engine": Lazy("clients.bench_engine:command", "Measure the model alone, beside this machine's limits."),
+    },
 )
 def bench() -> None:
     """Measure how fast it is."""
