@@ -23,7 +23,8 @@ class EngineLoop:
     """Runs a scheduler against a backend and hands every request's events to its stream.
 
     The forward runs in a thread of its own, everything else in the event loop's thread. `on_finished` is called
-    at every request's end, whether or not anyone still reads its stream: for the log.
+    after every request's end, whether or not anyone still reads its stream: for the log. What it raises goes to the
+    event loop's exception handler and ends nothing.
     """
 
     def __init__(
@@ -156,6 +157,6 @@ class EngineLoop:
             self._streams[event.request_id].put(event)
             if isinstance(event, Finished):
                 del self._streams[event.request_id]
-                self._on_finished(event)
+                asyncio.get_running_loop().call_soon(self._on_finished, event)
         if not self._streams:
             self._all_finished.set()

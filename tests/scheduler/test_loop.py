@@ -175,6 +175,25 @@ async def test_a_failing_forward_ends_its_batch_and_the_others_go_on():
     assert text_of(c) == solo(request("c", max_tokens=5), max_len=64)[1]
 
 
+async def test_a_log_that_fails_ends_no_request_and_not_the_loop():
+    heard, reported = [], []
+
+    def broken_log(finished):
+        heard.append(finished.request_id)
+        raise BrokenPipeError("nobody reads the log")
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    async with Running(on_finished=broken_log, n_slots=1) as loop:
+        events = await asyncio.gather(*(collect(loop.submit(request(name, max_tokens=3))) for name in "abc"))
+        gone = loop.submit(request("d"))
+        gone.close()
+        assert (await collect(gone))[-1].reason is FinishReason.ABORT
+        assert not loop.is_draining
+    assert [text_of(e) for e in events] == [solo(request(max_tokens=3), max_len=64)[1]] * 3
+    assert heard == ["a", "b", "c", "d"]
+    assert [type(fault) for fault in reported] == [BrokenPipeError] * 4
+
+
 async def test_draining_refuses_the_new_and_finishes_the_old():
     async with Running() as loop:
         stream = loop.submit(request(max_tokens=20))
