@@ -1,6 +1,7 @@
-"""Bodies: one read within its limits, one written."""
+"""Bodies: one read within its limits, one written within a client's patience and ours."""
 
 import asyncio
+from collections.abc import Awaitable
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -8,6 +9,21 @@ from aiohttp.http_exceptions import HttpProcessingError
 from scheduler.serve.serving import SETTINGS
 from scheduler.serve.wire.encode import encode_json
 from scheduler.serve.wire.errors import ApiError, invalid
+
+
+class SlowReaderError(ConnectionError):
+    """A client left its answer unread for too long; the connection has been cut."""
+
+
+async def deliver(request: web.Request, writing: Awaitable[None], timeout_s: float) -> None:
+    """Wait until the client has taken enough for `writing` to end. Raises `ConnectionError` if it does not."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await writing
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise SlowReaderError(f"the client took nothing for {timeout_s} s") from None
 
 
 async def read_body(request: web.Request) -> bytes:

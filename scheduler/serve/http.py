@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler
 from engine.errors import LockstepError
 from scheduler.serve import prometheus
 from scheduler.serve.answering import answer
-from scheduler.serve.body import json_response, read_body, too_large
+from scheduler.serve.body import deliver, json_response, read_body, too_large
 from scheduler.serve.chat import chat_form
 from scheduler.serve.completions import completion_form
 from scheduler.serve.protocol import error_response
@@ -43,7 +43,7 @@ def build_app(serving: Serving, settings: ServeSettings) -> web.Application:
 
     Run it with `protocol.Runner`, so that clients that go away are noticed.
     """
-    app = web.Application(middlewares=[_failures, guard(settings)], client_max_size=settings.max_body)
+    app = web.Application(middlewares=[_delivery, _failures, guard(settings)], client_max_size=settings.max_body)
     app[SERVING] = serving
     app[SETTINGS] = settings
     app.on_response_prepare.append(_add_headers)
@@ -152,6 +152,16 @@ async def slots(request: web.Request) -> web.Response:
 async def version(_request: web.Request) -> web.Response:
     """GET /version."""
     return json_response(Version(version=importlib.metadata.version("lockstep-llm")))
+
+
+@web.middleware
+async def _delivery(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Send what is not a stream, here, where a client that does not read it can be given up."""
+    response = await handler(request)
+    if not response.prepared:
+        await response.prepare(request)
+        await deliver(request, response.write_eof(), request.app[SETTINGS].write_timeout)
+    return response
 
 
 @web.middleware

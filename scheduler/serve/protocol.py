@@ -55,6 +55,8 @@ class _Connection(RequestHandler):
         message: str | None = None,  # noqa: ARG002 - aiohttp's own words, which may quote the request
     ) -> web.StreamResponse:
         """The answer to what is no HTTP request, or could not be handled at all. Closes the connection."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun, there is no room for an error") from exc
         if isinstance(exc, LineTooLong):
             error = ApiError(431, "a line of the request's head is too long", code="header_too_large")
         elif status == 400:
@@ -62,8 +64,6 @@ class _Connection(RequestHandler):
         else:
             self.log_exception("request failed outside its handler", exc_info=exc)
             error = internal_error()
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun, there is no room for an error")
         response = error_response(error)
         response.headers[hdrs.SERVER] = "lockstep"
         response.force_close()

@@ -10,6 +10,7 @@ from typing import Self
 
 from aiohttp import web
 
+from scheduler.serve.body import deliver
 from scheduler.serve.wire.encode import encode_json
 
 HEADERS = {
@@ -19,10 +20,6 @@ HEADERS = {
 }
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-
-
-class SlowReaderError(ConnectionError):
-    """A client left its answer unread for too long; the connection has been cut."""
 
 
 class EventWriter:
@@ -65,18 +62,12 @@ class EventWriter:
 
     async def end(self) -> web.StreamResponse:
         """The response, complete."""
-        await self._response.write_eof()
+        await deliver(self._request, self._response.write_eof(), self._write_timeout_s)
         return self._response
 
     async def _write(self, data: bytes) -> None:
         self._t_written = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self._response.write(data)
-        except TimeoutError:
-            if self._request.transport is not None:
-                self._request.transport.abort()
-            raise SlowReaderError(f"the client took nothing for {self._write_timeout_s} s") from None
+        await deliver(self._request, self._response.write(data), self._write_timeout_s)
 
     async def _ping(self) -> None:
         """Write a comment whenever nothing else has been written for `ping_s`."""

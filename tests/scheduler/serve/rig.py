@@ -62,10 +62,18 @@ class Rig:
     engine: EngineLoop
     service: Service
     serving: Serving
-    port: int
+    runner: Runner
     session: aiohttp.ClientSession
 
     host = "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        return self.runner.addresses[0][1]
+
+    @property
+    def connections(self) -> int:
+        return len(self.runner.server.connections)
 
     async def request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}
@@ -197,7 +205,7 @@ async def serve(
     await site.start()
     ticking = asyncio.create_task(engine.run())
     async with aiohttp.ClientSession() as session:
-        yield Rig(engine, service, serving, runner.addresses[0][1], session)
+        yield Rig(engine, service, serving, runner, session)
     await engine.stop()
     await ticking
     await runner.cleanup()

@@ -200,6 +200,19 @@ async def test_a_slow_reader_holds_back_only_itself_and_is_cut_off(serve):
     del reader
 
 
+async def test_plain_answers_nobody_reads_are_given_up_without_a_word_in_the_log(serve, caplog):
+    server = await serve(write_timeout=0.1)
+    body = json.dumps({"prompt": "x" * 40_000, "return_token_strs": True}).encode()
+    _, writer = await asyncio.open_connection(server.host, server.port)
+    writer.transport.pause_reading()
+    writer.write(http_post("/tokenize", body) * 30)  # more than half a megabyte each
+    await until(lambda: server.connections == 1)
+    await until(lambda: server.connections == 0)
+    writer.transport.abort()
+    assert not caplog.records
+    assert (await server.get("/health")).status == 200
+
+
 async def test_two_streams_side_by_side_get_what_each_would_get_alone(server):
     solo = [(await server.stream_completion(p, temperature=0, max_tokens=30)).text() for p in ("one", "two")]
     both = await asyncio.gather(*(server.stream_completion(p, temperature=0, max_tokens=30) for p in ("one", "two")))
