@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -64,7 +65,7 @@ async def serve(settings: ServeSettings, load: Load = load) -> int:
                 await asyncio.wait({starting})
                 return 0
             ticking = starting.result()
-            print(json.dumps(server.ready), flush=True)  # noqa: T201 - for programs that wait for it
+            _announce(server.ready)
             await _first_of(ticking, stopping)
             if ticking.done():
                 _log.critical("the engine has failed", exc_info=ticking.exception())
@@ -216,6 +217,17 @@ class Server:
             fingerprint=loaded.fingerprint,
             created=int(time.time()),
         )
+
+
+def _announce(ready: dict[str, Any]) -> None:
+    """Print a line for programs that wait for it. Where nobody can read it, that does not end the server."""
+    try:
+        print(json.dumps(ready), flush=True)  # noqa: T201 - stdout is for this line alone
+    except OSError as error:
+        _log.warning("the ready line could not be printed", reason=os.strerror(error.errno or 0).lower())
+        # The line is still in stdout's buffer, and would fail once more at the end of the process.
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _allow_files(needed: int) -> None:

@@ -29,13 +29,14 @@ def configure(log_format: LogFormat, stream: TextIO | None = None) -> None:
         cache_logger_on_first_use=True,
     )
     target = sys.stderr if stream is None else stream
-    handler = logging.StreamHandler(target)
+    # A process started with `2>&-` has no stderr.
+    handler = logging.NullHandler() if target is None else logging.StreamHandler(target)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *_renderers(log_format, colors=target.isatty()),
+                *_renderers(log_format, colors=target is not None and target.isatty()),
             ],
         )
     )
