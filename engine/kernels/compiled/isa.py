@@ -3,8 +3,10 @@
 Every path computes the same integers. Floats differ between paths only where a CPU has no fused multiply-add.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from llvmlite import binding as llvm
 from llvmlite import ir
@@ -119,40 +121,62 @@ class CPUPath:
 
     def target_machine(self) -> llvm.TargetMachine:
         """LLVM's code generator for this path."""
+        _host_features()
+        if not self.triple.startswith(llvm.get_process_triple().split("-", maxsplit=1)[0]):
+            llvm.initialize_all_targets()
+            llvm.initialize_all_asmprinters()
         target = llvm.Target.from_triple(self.triple)
         return target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
 
 
+class _Kind(NamedTuple):
+    """A path before it is known for which CPU: what it needs, and the oldest CPU that has it."""
+
+    dot4: Dot4
+    needs: tuple[str, ...]
+    oldest: str
+    architecture: str
+    is_plain: bool = False
+
+
+_KINDS = {  # the fastest first
+    "avx512-vnni": _Kind(_dot4_vpdpbusd_512, ("avx512vnni", "avx512bw", "avx512vl"), "icelake-server", "x86_64"),
+    "avx-vnni": _Kind(_dot4_vpdpbusd_256, ("avxvnni", "fma", "f16c"), "alderlake", "x86_64"),
+    "avx2": _Kind(_dot4_pmaddwd, ("avx2", "fma", "f16c"), "haswell", "x86_64"),
+    "neon-dot": _Kind(_dot4_sdot, ("dotprod",), "neoverse-n1", "aarch64"),
+    "plain": _Kind(_dot4_plain, (), "", "", is_plain=True),
+}
+NAMES = tuple(_KINDS)
+
+
+def can_run(name: str) -> bool:
+    """Whether this CPU has what path `name` needs."""
+    return all(_host_features().get(feature, False) for feature in _KINDS[name].needs)
+
+
 def detect() -> CPUPath:
-    """The fastest path this CPU has."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features()
-
-    def has(*names: str) -> bool:
-        return all(features.get(name, False) for name in names)
-
-    triple, cpu, flags = llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten()
-    if has("avx512vnni", "avx512bw", "avx512vl"):
-        return CPUPath("avx512-vnni", triple, cpu, flags, _dot4_vpdpbusd_512)
-    if has("avxvnni", "fma", "f16c"):
-        return CPUPath("avx-vnni", triple, cpu, flags, _dot4_vpdpbusd_256)
-    if has("avx2", "fma", "f16c"):
-        return CPUPath("avx2", triple, cpu, flags, _dot4_pmaddwd)
-    if has("dotprod"):
-        return CPUPath("neon-dot", triple, cpu, flags, _dot4_sdot)
-    return CPUPath("plain", triple, cpu, flags, _dot4_plain, has_float16=False, has_fma=False)
+    """The fastest path this CPU has, compiled for this very CPU."""
+    name = next(name for name in NAMES if can_run(name))
+    return _path(name, llvm.get_process_triple(), llvm.get_host_cpu_name(), _host_features().flatten())
 
 
 def named(name: str) -> CPUPath:
-    """The path `name` on the oldest CPU that has it, for tests; raises `KeyError` for a name that is none of ours."""
+    """Path `name` for the oldest CPU that has it, whether or not this one does; one of `NAMES`."""
+    kind, triple = _KINDS[name], llvm.get_process_triple()
+    if kind.architecture and not triple.startswith(kind.architecture):
+        triple = f"{kind.architecture}-unknown-linux-gnu"
+    # The oldest x86-64 has a name of its own; elsewhere LLVM's default is the oldest.
+    oldest = kind.oldest or ("x86-64" if triple.startswith("x86_64") else "")
+    return _path(name, triple, oldest, "")
+
+
+def _path(name: str, triple: str, cpu: str, features: str) -> CPUPath:
+    kind = _KINDS[name]
+    return CPUPath(name, triple, cpu, features, kind.dot4, not kind.is_plain, not kind.is_plain)
+
+
+@functools.cache
+def _host_features() -> llvm.FeatureMap:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    triple, plain_cpu = llvm.get_process_triple(), "x86-64" if "x86_64" in llvm.get_process_triple() else "generic"
-    return {
-        "avx512-vnni": CPUPath("avx512-vnni", triple, "icelake-server", "-prefer-256-bit", _dot4_vpdpbusd_512),
-        "avx-vnni": CPUPath("avx-vnni", triple, "alderlake", "", _dot4_vpdpbusd_256),
-        "avx2": CPUPath("avx2", triple, "haswell", "", _dot4_pmaddwd),
-        "neon-dot": CPUPath("neon-dot", "aarch64-unknown-linux-gnu", "neoverse-n1", "", _dot4_sdot),
-        "plain": CPUPath("plain", triple, plain_cpu, "", _dot4_plain, has_float16=False, has_fma=False),
-    }[name]
+    return llvm.get_host_cpu_features()

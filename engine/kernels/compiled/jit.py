@@ -38,7 +38,7 @@ class Library:
         """Where `function` of `module` is in memory; the module is compiled if neither memory nor disk has it."""
         if module not in self._loaded:
             code = self._cached(module) or self._compile(module, build)
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.add_object_file(code)
             self._engine.finalize_object()
             self._loaded.add(module)
         address = int(self._engine.get_function_address(f"{module}.{function}"))
@@ -49,13 +49,13 @@ class Library:
         """The module as assembly text, for people and for tests of paths this CPU cannot run."""
         return str(self._machine.emit_assembly(self._optimized(module, build)))
 
-    def _cached(self, module: str) -> bytes | None:
+    def _cached(self, module: str) -> llvm.ObjectFileRef | None:
         try:
-            return (self._folder / f"{module}.o").read_bytes()
-        except OSError:
+            return llvm.ObjectFileRef.from_data((self._folder / f"{module}.o").read_bytes())
+        except (OSError, RuntimeError):  # not there, or spoilt
             return None
 
-    def _compile(self, module: str, build: Callable[[ir.Module], object]) -> bytes:
+    def _compile(self, module: str, build: Callable[[ir.Module], object]) -> llvm.ObjectFileRef:
         code = bytes(self._machine.emit_object(self._optimized(module, build)))
         self.num_compiled += 1
         try:
@@ -65,7 +65,7 @@ class Library:
             Path(aside.name).replace(self._folder / f"{module}.o")
         except OSError:
             pass  # a cache that cannot be written costs time at the next start, nothing else
-        return code
+        return llvm.ObjectFileRef.from_data(code)
 
     def _optimized(self, module: str, build: Callable[[ir.Module], object]) -> llvm.ModuleRef:
         source = ir.Module(name=module)

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from engine.kernels.compiled import isa
+from engine.kernels.compiled.jit import Library
+from engine.kernels.compiled.lang import I64, PTR, Function
+from tests.engine.kernels.compiled.native import call
+
+
+def build(module):
+    f = Function(module, f"{module.name}.answer", [("out", PTR)], exported=True)
+    f["out"].store(f.constant(I64, 42))
+    f.finish()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "kernels"
+
+
+def answer(library):
+    out = np.zeros(1, np.int64)
+    call(library.address("m", "answer", build), out)
+    return int(out[0])
+
+
+def test_a_module_is_compiled_once_for_memory_and_for_the_disk(folder):
+    first, second = Library(isa.detect(), folder), Library(isa.detect(), folder)
+    assert [answer(first), answer(first), first.num_compiled] == [42, 42, 1]
+    assert [answer(second), second.num_compiled] == [42, 0]
+
+
+def test_another_cpu_path_does_not_find_it(folder):
+    answer(Library(isa.detect(), folder))
+    other = Library(isa.named("plain"), folder)
+    assert [answer(other), other.num_compiled] == [42, 1]
+
+
+@pytest.mark.parametrize("content", [b"", b"not an object file"])
+def test_a_spoilt_file_is_compiled_again_and_replaced(folder, content):
+    answer(Library(isa.detect(), folder))
+    [file] = folder.glob("*/m.o")
+    file.write_bytes(content)
+    again = Library(isa.detect(), folder)
+    assert [answer(again), again.num_compiled] == [42, 1]
+    assert file.read_bytes() != content
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
+    blocked = tmp_path / "a file, not a folder"
+    blocked.write_text("")
+    library = Library(isa.detect(), blocked)
+    assert [answer(library), library.num_compiled] == [42, 1]
