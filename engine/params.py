@@ -1,7 +1,7 @@
 """How tokens are chosen: plain data, validated once, no numpy."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -48,7 +48,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
         return self.temperature == 0 or self.top_p == 0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise `ParamError` unless every token id named here is one of the vocabulary's."""
+        check_token_ids("logit_bias", self.logit_bias, vocab_size)
+        check_token_ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
+        check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        for word in self.bad_words:
+            check_token_ids("bad_words", word, vocab_size)
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, math.inf)
@@ -82,6 +91,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             count = getattr(self, name)
             if count is not None:
                 _within(name, count, 0, MAX_LOGPROBS)
+
+
+def check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise `ParamError` naming `param` unless every id is one of the vocabulary's."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise ParamError(param, f"{param}: token id {token_id} is not in [0, {vocab_size - 1}]")
 
 
 def _within(

@@ -13,9 +13,9 @@ import msgspec
 from engine.params import SamplingParams
 from scheduler.events import Event, Finished, Timings, Usage
 from scheduler.request import Request
+from scheduler.seed import draw_seed
 from scheduler.serve.service import Service, TokenIds
 from scheduler.serve.wire.generation import CallFields
-from scheduler.serve.wire.sampling import draw_seed
 from scheduler.stream import EventStream
 
 

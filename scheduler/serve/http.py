@@ -8,6 +8,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from engine.errors import LockstepError
+from engine.params import check_token_ids
 from scheduler.serve import prometheus
 from scheduler.serve.answering import answer
 from scheduler.serve.body import deliver, json_response, read_body, too_large
@@ -32,7 +33,6 @@ from scheduler.serve.wire.info import (
 )
 from scheduler.serve.wire.logprobs import token_text
 from scheduler.serve.wire.prompt import ids_of_json
-from scheduler.serve.wire.sampling import check_ids
 
 _TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
@@ -126,7 +126,7 @@ def _detokenized(service: Service, body: bytes) -> Detokenized:
     fields = decode(body, _DETOKENIZE)
     service.model_name(fields.model)
     ids = ids_of_json(fields.tokens, "tokens")
-    check_ids("tokens", ids, service.tokenizer.vocab_size)
+    check_token_ids("tokens", ids, service.tokenizer.vocab_size)
     return Detokenized(prompt=service.tokenizer.decode(ids, skip_special=False))
 
 

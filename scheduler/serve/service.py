@@ -13,13 +13,14 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from engine.errors import ContextLengthError
+from engine.params import check_token_ids
 from scheduler.loop import EngineLoop
 from scheduler.request import Request
 from scheduler.serve.prometheus import Exposition
 from scheduler.serve.wire.chat import ChatFields, normalised
 from scheduler.serve.wire.errors import ApiError, invalid
 from scheduler.serve.wire.info import ModelCard
-from scheduler.serve.wire.sampling import GenerationFields, check_ids
+from scheduler.serve.wire.sampling import GenerationFields
 from scheduler.stream import EventStream
 
 P = ParamSpec("P")
@@ -163,7 +164,7 @@ class Service:
 
         In the pool.
         """
-        check_ids(param, ids, self.tokenizer.vocab_size)
+        check_token_ids(param, ids, self.tokenizer.vocab_size)
         if fields.truncate_prompt_tokens is not None:
             ids = ids[-fields.truncate_prompt_tokens :]
         if not ids:

@@ -5,19 +5,17 @@ something is refused by name and one that asks for nothing is taken.
 """
 
 import re
-import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from engine.params import SamplingParams
+from scheduler.seed import draw_seed
 from scheduler.serve.wire.errors import invalid
 
 MAX_CHOICES = 128
 MAX_BAD_WORDS = 256
-MAX_DRAWN_SEED = 2**53
-"""Seeds the server draws stay exact in clients that read JSON numbers as doubles."""
 
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Encode = Callable[[str], list[int]]
@@ -102,8 +100,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
         `encode` turns plain text into ids. Raises `ApiError` or `ParamError` naming the field.
         """
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-            check_ids(name, getattr(self, name) or (), vocab_size)
         given = {
             name: value
             for name in SamplingParams.__struct_fields__
@@ -118,19 +114,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
             "seed": draw_seed() if self.seed is None else self.seed,
             "stop": self.stops,
         }
-        return SamplingParams(**given)
-
-
-def draw_seed() -> int:
-    """A seed for a request whose client gave none."""
-    return secrets.randbelow(MAX_DRAWN_SEED)
-
-
-def check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Raise `ApiError` unless every id is one of the vocabulary's."""
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise invalid(param, f"{param}: token id {token_id} is not in [0, {vocab_size - 1}]")
+        params = SamplingParams(**given)
+        params.check_vocabulary(vocab_size)
+        return params
 
 
 def bad_word_ids(words: Sequence[str], encode: Encode) -> tuple[tuple[int, ...], ...]:
