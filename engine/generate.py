@@ -56,6 +56,7 @@ def generate(
     *,
     cache: Literal["none", "contiguous"] | Cache = "contiguous",
     kv_dtype: str = "float32",
+    choice: int = 0,
     on_text: Callable[[str], None] | None = None,
     eos_ids: AbstractSet[int] | None = None,
     clock: Callable[[], float] | None = None,
@@ -64,7 +65,8 @@ def generate(
 
     With a `cache` the model sees the prompt once and then each new token; slot 0 of one handed in is written from its
     beginning. With "none" everything is computed again for every token. `on_text` is called with each piece of text
-    that is final; `eos_ids` None are the tokenizer's; a seed of None is 0.
+    that is final; `eos_ids` None are the tokenizer's; a seed of None is 0, and `choice` is which of several independent
+    answers to one request this is.
 
     Raises `ParamError` for an empty prompt, a token id out of range or a dtype that is none (the sampler's included),
     `ContextLengthError` for a prompt that fills the context, and `LogitsError` for logits nothing can be drawn from.
@@ -73,7 +75,7 @@ def generate(
     limit = _token_limit(model, prompt_ids, params, cache)
     store = model.new_cache(1, len(prompt_ids) + limit, kv_dtype) if isinstance(cache, str) else cache
     ends = frozenset(tok.eos_ids if eos_ids is None else eos_ids)
-    rng = request_rng(params.seed or 0)
+    rng = request_rng(params.seed or 0, choice)
     text = _Text(tok, params, on_text)
     output_ids: list[int] = []
     shown: list[Sampled] = []

@@ -296,3 +296,17 @@ def test_timings_are_the_differences_of_the_clock_handed_in(model, free):
 def test_what_cannot_be_generated_is_refused(model, prompt, kwargs, error, said):
     with pytest.raises(error, match=said):
         run(model, greedy(), prompt, **kwargs)
+
+
+def test_each_choice_draws_for_itself_and_a_request_s_first_is_choice_0(model):
+    params = SamplingParams(max_tokens=8, seed=3)
+    recording = Recording(model)
+
+    first, second, third = (run(recording, params, choice=choice) for choice in range(3))
+
+    assert run(model, params) == first
+    assert len({first.ids, second.ids, third.ids}) == 3
+    drawn = []
+    for logits in recording.logits[8:16]:
+        drawn.append(sample(logits, params, drawn, request_rng(3, 1), PROMPT, eos_ids=NO_EOS).token_id)
+    assert second.ids == tuple(drawn)
