@@ -16,7 +16,7 @@ from scheduler.metrics import Metrics
 from scheduler.output import Output, TextOutput
 from scheduler.request import FinishReason, Request
 from scheduler.slots import SlotView
-from scheduler.stream import EventStream
+from scheduler.stream import EventStream, Sink
 
 
 class EngineLoop:
@@ -42,7 +42,7 @@ class EngineLoop:
         self._clock = clock
         self._on_finished = on_finished
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
-        self._streams: dict[str, EventStream] = {}
+        self._sinks: dict[str, Sink] = {}
         self._wake = asyncio.Event()
         self._all_finished = asyncio.Event()
         self._all_finished.set()
@@ -85,19 +85,23 @@ class EngineLoop:
 
         Raises `DrainingError`, or what `Scheduler.submit` raises.
         """
+        stream = EventStream(request.id, self.abort)
+        self.submit_to(request, stream)
+        return stream
+
+    def submit_to(self, request: Request, sink: Sink) -> None:
+        """Let a request begin to wait or run, its events going to `sink`; raises what `submit` raises."""
         if self._is_draining:
             raise DrainingError("the server is shutting down and takes no new requests")
         events = self._scheduler.submit(request, self._clock(), self._open_output)
-        stream = EventStream(request.id, self.abort)
-        self._streams[request.id] = stream
+        self._sinks[request.id] = sink
         self._all_finished.clear()
         self._deliver(events)
         self._wake.set()
-        return stream
 
     def abort(self, request_id: str) -> bool:
         """Cancel a request; its slots are free at once. False if there is none such unfinished."""
-        if request_id not in self._streams:
+        if request_id not in self._sinks:
             return False
         self._deliver(self._scheduler.finish(request_id, FinishReason.ABORT, self._clock()))
         self._wake.set()
@@ -152,11 +156,11 @@ class EngineLoop:
             return [RowError("the server failed while computing this request", fault)] * len(batch.work)
 
     def _deliver(self, events: Iterable[Event]) -> None:
-        """Each event to its request's stream."""
+        """Each event to its request's sink."""
         for event in events:
-            self._streams[event.request_id].put(event)
+            self._sinks[event.request_id].put(event)
             if isinstance(event, Finished):
-                del self._streams[event.request_id]
+                del self._sinks[event.request_id]
                 asyncio.get_running_loop().call_soon(self._on_finished, event)
-        if not self._streams:
+        if not self._sinks:
             self._all_finished.set()

@@ -3,9 +3,16 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Self
+from typing import Protocol, Self
 
 from scheduler.events import Delta, Event, Finished, Token
+
+
+class Sink(Protocol):
+    """Where the loop puts the events of one request."""
+
+    def put(self, event: Event, /) -> None:
+        """Take one event. Never blocks, never raises."""
 
 
 class _Growing:

@@ -1,18 +1,17 @@
-"""From a model file to everything that needs no event loop: weights, cache, and a first forward to warm them up."""
+"""From a model file to everything a server has that needs no event loop, told of in the log."""
 
 from dataclasses import dataclass
 
 import structlog
 
-from engine.batch import Chunk
 from engine.model import Model, Progress
-from scheduler.backend import ModelBackend
 from scheduler.batch import Backend
 from scheduler.core import Scheduler
+from scheduler.defaults import MAX_CONTEXT
+from scheduler.prepare import prepare
 from scheduler.serve.service import ChatTemplate, Tokenizer
 from scheduler.serve.settings import ServeSettings
 
-DEFAULT_MAX_CONTEXT = 4096
 PROGRESS_STEP = 0.25
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("lockstep.load")
@@ -45,17 +44,10 @@ def load(settings: ServeSettings) -> Loaded:
         kv_dtype=settings.kv_dtype,
         kv_cache_mib=round(cache.nbytes() / 2**20, 1),
     )
-    model.forward((Chunk(slot=0, start=0, token_ids=(0,)),), cache)
-    cache.truncate(0)
+    scheduler, backend = prepare(model, cache, prefill_chunk=settings.prefill_chunk, max_queue=settings.max_queue)
     return Loaded(
-        scheduler=Scheduler(
-            n_slots=settings.slots,
-            max_len=max_len,
-            prefill_chunk=settings.prefill_chunk,
-            max_queue=settings.max_queue,
-            eos_ids=model.tokenizer.eos_ids,
-        ),
-        backend=ModelBackend(model, cache),
+        scheduler=scheduler,
+        backend=backend,
         tokenizer=model.tokenizer,
         template=model.chat_template,
         max_len=max_len,
@@ -66,7 +58,7 @@ def load(settings: ServeSettings) -> Loaded:
 def context_of(settings: ServeSettings, model_context: int) -> int:
     """Positions per slot: what was asked for, but not more than the model was trained on."""
     if settings.context is None:
-        return min(model_context, DEFAULT_MAX_CONTEXT)
+        return min(model_context, MAX_CONTEXT)
     if settings.context > model_context:
         _log.warning("context lowered to the model's own", asked=settings.context, context=model_context)
     return min(settings.context, model_context)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from engine.errors import LockstepError
+from scheduler.defaults import PREFILL_CHUNK, SLOTS
 
 KVDtype = Literal["float16", "float32"]
 Kernels = Literal["auto", "reference", "compiled"]
@@ -45,12 +46,14 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     kernels: Annotated[Kernels, _about("Kernel set; auto takes the fastest that is there.")] = "auto"
 
-    slots: Annotated[int, _about("Sequences that run at once.")] = 16
+    slots: Annotated[int, _about("Sequences that run at once.")] = SLOTS
     context: Annotated[
         int | None, _about("Positions per slot, at most the model's own. Default: the model's, but not above 4096.")
     ] = None
     kv_dtype: Annotated[KVDtype, _about("Type of the cached keys and values.")] = "float16"
-    prefill_chunk: Annotated[int, _about("Prompt tokens computed in one tick, so that running streams go on.")] = 256
+    prefill_chunk: Annotated[int, _about("Prompt tokens computed in one tick, so that running streams go on.")] = (
+        PREFILL_CHUNK
+    )
     max_queue: Annotated[int, _about("Requests that may wait for a slot; the next one is refused with 429.")] = 256
     request_timeout: Annotated[
         float | None, _about("Seconds after which a request is ended, waiting included. Default: no limit.")
