@@ -302,7 +302,9 @@ def test_each_choice_draws_for_itself_and_a_request_s_first_is_choice_0(model):
     params = SamplingParams(max_tokens=8, seed=3)
     recording = Recording(model)
 
-    first, second, third = (run(recording, params, choice=choice) for choice in range(3))
+    first, second, third = (
+        generate(recording, model.tokenizer, PROMPT, params, choice=choice, eos_ids=NO_EOS) for choice in range(3)
+    )
 
     assert run(model, params) == first
     assert len({first.ids, second.ids, third.ids}) == 3
