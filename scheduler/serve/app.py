@@ -21,13 +21,13 @@ from aiohttp import web
 
 from scheduler.loop import EngineLoop
 from scheduler.serve import logs
-from scheduler.serve.http import build_app
-from scheduler.serve.jsonl import JsonlServer
+from scheduler.serve.http.protocol import Runner
+from scheduler.serve.http.routes import build_app
+from scheduler.serve.http.serving import Serving
+from scheduler.serve.jsonl.server import JsonlServer
 from scheduler.serve.listen import BACKLOG, UnixListener, listen_tcp
 from scheduler.serve.load import Loaded, load
-from scheduler.serve.protocol import Runner
 from scheduler.serve.service import ServedModel, Service
-from scheduler.serve.serving import Serving
 from scheduler.serve.settings import ServeSettings
 
 T = TypeVar("T")

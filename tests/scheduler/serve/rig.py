@@ -16,10 +16,10 @@ from aiohttp import web
 
 from engine.errors import TemplateError
 from scheduler.loop import EngineLoop
-from scheduler.serve.http import build_app
-from scheduler.serve.protocol import Runner
+from scheduler.serve.http.protocol import Runner
+from scheduler.serve.http.routes import build_app
+from scheduler.serve.http.serving import Serving
 from scheduler.serve.service import ServedModel, Service
-from scheduler.serve.serving import Serving
 from scheduler.serve.settings import ServeSettings
 from tests.fakes import ByteTokenizer, FakeBackend, fake_loop
 from tests.live_server import Reply, Stream, parse_sse

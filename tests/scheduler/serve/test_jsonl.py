@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.batch import RowError
 from engine.params import SamplingParams
 from scheduler.request import Request
-from scheduler.serve.jsonl import JsonlServer
+from scheduler.serve.jsonl.server import JsonlServer
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.socket import SocketEvent
 from tests.fakes import ByteTokenizer, FakeBackend, solo

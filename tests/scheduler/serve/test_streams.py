@@ -97,7 +97,7 @@ async def test_a_failure_of_one_prompt_ends_the_whole_stream_with_one_done(serve
 
 async def test_a_fault_of_ours_while_streaming_is_told_without_names(serve, monkeypatch):
     server = await serve()
-    monkeypatch.setattr("scheduler.serve.chat.ChatForm._delta", lambda *_: 1 / 0)
+    monkeypatch.setattr("scheduler.serve.http.chat.ChatForm._delta", lambda *_: 1 / 0)
     stream = parse_sse((await server.chat(stream=True)).body)
     assert stream.chunks[-1]["error"]["code"] == "internal_error"
     assert "division" not in json.dumps(stream.chunks)
@@ -233,7 +233,7 @@ async def test_one_write_carries_all_that_one_tick_has_to_say(serve):
 
 async def test_an_error_comes_behind_what_was_said_before_it_in_the_same_burst(serve, monkeypatch):
     server = await serve(FakeBackend(fault=fails_at(3, b"bad")))
-    monkeypatch.setattr("scheduler.serve.sse.EventWriter.__aenter__", slowly_entered)
+    monkeypatch.setattr("scheduler.serve.http.sse.EventWriter.__aenter__", slowly_entered)
     stream = parse_sse((await server.complete("bad", stream=True)).body)
     assert "error" in stream.chunks[-1]
     assert "".join(c["choices"][0]["text"] for c in stream.chunks[:-1])

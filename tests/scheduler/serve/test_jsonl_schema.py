@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from scheduler.serve.socket_schema import socket_schema
+from scheduler.serve.jsonl.schema import socket_schema
 from scheduler.serve.wire.socket import Generate, Operation, SocketEvent
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -17,7 +17,7 @@ def _examples():
 
 def test_the_committed_schema_is_current():
     committed = (DOCS / "socket-protocol.schema.json").read_text()
-    assert committed == socket_schema(), "python -m scheduler.serve.socket_schema > docs/socket-protocol.schema.json"
+    assert committed == socket_schema(), "python -m scheduler.serve.jsonl.schema > docs/socket-protocol.schema.json"
 
 
 def test_the_schema_names_every_operation_and_event():

@@ -4,8 +4,8 @@ import uuid
 
 from scheduler.events import ChoiceFinished, Delta, Event, Finished, Started
 from scheduler.request import FinishReason, Request
-from scheduler.serve.answers import ids_of, logprobs_of
 from scheduler.serve.call import Call
+from scheduler.serve.http.answers import ids_of, logprobs_of
 from scheduler.serve.service import Service
 from scheduler.serve.wire.errors import internal_error
 from scheduler.serve.wire.logprobs import chat_logprobs, prompt_logprobs

@@ -10,7 +10,7 @@ from typing import Self
 
 from aiohttp import web
 
-from scheduler.serve.body import deliver
+from scheduler.serve.http.body import deliver
 from scheduler.serve.wire.encode import encode_json
 
 HEADERS = {

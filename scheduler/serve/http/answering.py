@@ -10,13 +10,13 @@ from aiohttp import web
 from engine.errors import LockstepError
 from scheduler.events import ChoiceFinished, Delta, Finished, Started
 from scheduler.request import FinishReason
-from scheduler.serve.answers import AnswerForm, ChoiceSoFar
-from scheduler.serve.body import json_response, read_body
 from scheduler.serve.call import RunningCall
+from scheduler.serve.http.answers import AnswerForm, ChoiceSoFar
+from scheduler.serve.http.body import json_response, read_body
+from scheduler.serve.http.serving import SERVING, SETTINGS
+from scheduler.serve.http.sse import EventWriter
 from scheduler.serve.service import Service
-from scheduler.serve.serving import SERVING, SETTINGS
 from scheduler.serve.settings import ServeSettings
-from scheduler.serve.sse import EventWriter
 from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error
 from scheduler.serve.wire.generation import Answer
 

@@ -1,6 +1,6 @@
 """The JSON schema of the JSON socket's lines, from the Structs that read and write them.
 
-`python -m scheduler.serve.socket_schema > docs/socket-protocol.schema.json` after a change of those Structs.
+`python -m scheduler.serve.jsonl.schema > docs/socket-protocol.schema.json` after a change of those Structs.
 """
 
 import json

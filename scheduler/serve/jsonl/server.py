@@ -14,9 +14,9 @@ import structlog
 from engine.errors import LockstepError
 from scheduler.events import Finished
 from scheduler.serve.call import Call, RunningCall
-from scheduler.serve.jsonl_form import JsonlForm, jsonl_call
-from scheduler.serve.lines import HangUpError, LineWriter, lines_of
-from scheduler.serve.security import is_valid_key
+from scheduler.serve.http.security import is_valid_key
+from scheduler.serve.jsonl.form import JsonlForm, jsonl_call
+from scheduler.serve.jsonl.lines import HangUpError, LineWriter, lines_of
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.decode import decode

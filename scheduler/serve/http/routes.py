@@ -10,14 +10,14 @@ from aiohttp.typedefs import Handler
 from engine.errors import LockstepError
 from engine.params import check_token_ids
 from scheduler.serve import prometheus
-from scheduler.serve.answering import answer
-from scheduler.serve.body import deliver, json_response, read_body, too_large
-from scheduler.serve.chat import chat_form
-from scheduler.serve.completions import completion_form
-from scheduler.serve.protocol import error_response
-from scheduler.serve.security import cors_headers, guard
+from scheduler.serve.http.answering import answer
+from scheduler.serve.http.body import deliver, json_response, read_body, too_large
+from scheduler.serve.http.chat import chat_form
+from scheduler.serve.http.completions import completion_form
+from scheduler.serve.http.protocol import error_response
+from scheduler.serve.http.security import cors_headers, guard
+from scheduler.serve.http.serving import SERVING, SETTINGS, Serving
 from scheduler.serve.service import Service
-from scheduler.serve.serving import SERVING, SETTINGS, Serving
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.decode import decode
 from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error, invalid, unavailable

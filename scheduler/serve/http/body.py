@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from scheduler.serve.serving import SETTINGS
+from scheduler.serve.http.serving import SETTINGS
 from scheduler.serve.wire.encode import encode_json
 from scheduler.serve.wire.errors import ApiError, invalid
 
