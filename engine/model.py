@@ -41,13 +41,20 @@ class Model:
     _file_digest: bytes = field(repr=False)
 
     @classmethod
-    def load(cls, path: str | Path, *, kernels: str = "auto", progress: Progress = _unobserved) -> Self:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        kernels: str = "auto",
+        threads: int | None = None,
+        progress: Progress = _unobserved,
+    ) -> Self:
         """The model in the GGUF file at `path`, its weights packed for the set of `kernels` of that name.
 
-        Raises `ModelFileError` for a file that cannot be served, a broken chat template included, and `ParamError` for
-        another name than auto, reference, reference-int8 or compiled.
+        `threads` None is one a physical core. Raises `ModelFileError` for a file that cannot be served, a broken chat
+        template included, and `ParamError` for another name than those of `engine.kernels.NAMES` or `threads` below 1.
         """
-        chosen = kernel_set(kernels)
+        chosen = kernel_set(kernels, threads=threads)
         with GGUFFile.open(path) as file:
             config = ModelConfig.from_gguf(file)
             tokenizer = Tokenizer.from_gguf(file)

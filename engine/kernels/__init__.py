@@ -3,20 +3,26 @@
 from engine.errors import ParamError
 from engine.kernels.protocol import KernelSet
 
-NAMES = ("auto", "reference", "reference-int8", "compiled")
+NAMES = ("auto", "compiled", "reference", "reference-int8")
 
 
-def kernel_set(name: str) -> KernelSet:
-    """The kernels called `name`, or for "auto" the fastest there are. Raises `ParamError` for another name."""
+def kernel_set(name: str, *, threads: int | None = None) -> KernelSet:
+    """The kernels called `name`, or for "auto" the fastest there are.
+
+    `threads` is how many the compiled kernels use, None for one a physical core; the reference's products run on one.
+    Raises `ParamError` for another name or fewer than one thread.
+    """
+    if threads is not None and threads < 1:
+        raise ParamError("threads", f"threads must be at least 1, got {threads}")
     # Imported here, so that one set's libraries cost nothing where the other one runs.
-    if name == "compiled":
+    if name in {"auto", "compiled"}:
         from engine.kernels.compiled import CompiledKernels
 
-        return CompiledKernels()
+        return CompiledKernels(threads)
     from engine.kernels.reference import ReferenceKernels
 
     match name:
-        case "auto" | "reference":
+        case "reference":
             return ReferenceKernels()
         case "reference-int8":
             return ReferenceKernels(activations="int8")

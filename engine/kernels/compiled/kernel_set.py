@@ -53,7 +53,9 @@ class CompiledKernels:
 
     def pack(self, config: ModelConfig, tensors: TensorSource, progress: Callable[[float], None]) -> "CompiledModel":
         """The model in tiles; `tensors` may go away afterwards. `progress` is called with the fraction done."""
-        return CompiledModel(PackedModel.of(config, tensors, progress), self.tile_kernels)
+        model = CompiledModel(PackedModel.of(config, tensors, progress), self.tile_kernels)
+        progress(1.0)
+        return model
 
     def new_cache(self, config: ModelConfig, n_slots: int, max_len: int, dtype: str) -> BlockedCache:
         """An empty cache, its kernels compiled; raises `CacheError` for a size below 1 or an unknown dtype."""

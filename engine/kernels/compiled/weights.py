@@ -50,14 +50,14 @@ class PackedModel:
 
     @classmethod
     def of(cls, config: ModelConfig, tensors: TensorSource, progress: Callable[[float], None]) -> "PackedModel":
-        """The model with every matrix in tiles; `tensors` and `progress` as in `KernelSet.pack`."""
+        """The model with every matrix in tiles; `progress` is called with the fraction done, never 1."""
+        progress(0.0)
         embedding = pack(tensors("token_embd.weight"))
         head = embedding if config.tied else pack(tensors("output.weight"))
         layers = []
         for layer in range(config.n_layers):
             progress((layer + 1) / (config.n_layers + 1))
             layers.append(_pack_layer(config, tensors, layer))
-        progress(1.0)
         return cls(config, embedding, head, _padded_gain(tensors("output_norm.weight")), tuple(layers))
 
     @property
