@@ -8,10 +8,11 @@ import structlog
 from aiohttp import web
 
 from engine.errors import LockstepError
+from scheduler.choice import ChoiceSoFar
 from scheduler.events import ChoiceFinished, Delta, Finished, Started
 from scheduler.request import FinishReason
 from scheduler.serve.call import RunningCall
-from scheduler.serve.http.answers import AnswerForm, ChoiceSoFar
+from scheduler.serve.http.answers import AnswerForm
 from scheduler.serve.http.body import json_response, read_body
 from scheduler.serve.http.serving import SERVING, SETTINGS
 from scheduler.serve.http.sse import EventWriter

@@ -2,35 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from engine.batch import TokenLogprobs
+from scheduler.choice import ChoiceSoFar
 from scheduler.events import ChoiceFinished, Delta, Finished, Token
 from scheduler.request import Request
 from scheduler.serve.call import Call, summed
 from scheduler.serve.service import Service
 from scheduler.serve.wire.generation import Answer
 from scheduler.serve.wire.usage import WireTimings, WireUsage
-
-
-@dataclass(slots=True)
-class ChoiceSoFar:
-    """One choice of a whole answer as it grows."""
-
-    texts: list[str] = field(default_factory=list)
-    tokens: list[Token] = field(default_factory=list)
-    end: ChoiceFinished | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Take in the next piece."""
-        self.texts.append(delta.text)
-        self.tokens += delta.tokens
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self.texts)
 
 
 class AnswerForm(ABC):

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from scheduler.choice import ChoiceSoFar
 from scheduler.events import ChoiceFinished, Delta, Finished, Token
 from scheduler.serve.call import Call
-from scheduler.serve.http.answers import AnswerForm, ChoiceSoFar, ids_of, logprobs_of
+from scheduler.serve.http.answers import AnswerForm, ids_of, logprobs_of
 from scheduler.serve.service import Service
 from scheduler.serve.wire.chat import (
     ChatChoice,
