@@ -13,6 +13,7 @@ import msgspec
 
 from clients.progress import progress
 from clients.pull import DEFAULT_MODEL, resolve
+from engine.kernels.compiled.workers import physical_cores
 from engine.model import Model
 from engine.verify import Difference, Report, verify, verify_mix
 
@@ -99,11 +100,11 @@ def outcome(model: Model, report: Report, duration_s: float) -> Outcome:
     )
 
 
-def run(model: Model, *, seed: int, seconds: float, mix: int | None) -> Outcome:
-    """What came of random mixes during `seconds`, or of one `mix`."""
+def run(models: Mapping[int, Model], *, seed: int, seconds: float, mix: int | None) -> Outcome:
+    """What came of random mixes during `seconds`, or of one `mix`; `models` as `engine.verify` takes them."""
     t_start = time.monotonic()
     if mix is not None:
-        report = verify_mix(model, seed=seed, number=mix)
+        report = verify_mix(models, seed=seed, number=mix)
     else:
         with progress(f"Comparing random mixes with solo runs for {seconds:g} s", 100) as advance:
             shown = 0
@@ -114,8 +115,15 @@ def run(model: Model, *, seed: int, seconds: float, mix: int | None) -> Outcome:
                 advance(percent - shown)
                 shown = percent
 
-            report = verify(model, seed=seed, seconds=seconds, clock=time.monotonic, progress=show)
-    return outcome(model, report, time.monotonic() - t_start)
+            report = verify(models, seed=seed, seconds=seconds, clock=time.monotonic, progress=show)
+    return outcome(models[1], report, time.monotonic() - t_start)
+
+
+def by_threads(model: Model) -> dict[int, Model]:
+    """The model run by one thread, and by several where the kernels can."""
+    if model.kernels != "compiled":
+        return {1: model}
+    return {threads: model.with_threads(threads) for threads in (1, max(physical_cores(), 2))}
 
 
 @click.command("verify")
@@ -135,7 +143,7 @@ def command(*, model: str, kernels: str, seed: int, seconds: float, mix: int | N
     """
     path = resolve(model)
     click.echo(f"Loading {path.name}", err=True)
-    verified = run(Model.load(path, kernels=kernels), seed=seed, seconds=seconds, mix=mix)
+    verified = run(by_threads(Model.load(path, kernels=kernels)), seed=seed, seconds=seconds, mix=mix)
     click.echo(json.dumps(verified.to_json(), indent=1) if as_json else verified.to_text())
     if not verified.report.is_exact:
         raise SystemExit(1)

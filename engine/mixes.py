@@ -15,8 +15,8 @@ from engine.batch import Chunk, Copy
 
 MAX_SLOTS = 32
 MAX_DECODES = 6
-FEWEST_ROWS, MOST_ROWS = 64, 1024
-"""About as many rows are computed by the first mixes and by later ones."""
+ROWS = (64, 256, 1024)
+"""About as many rows are computed by the mixes of the first turn, the second, and all others."""
 
 _TURN = 8
 """Mixes until each KV dtype has met each quarter of the numbers of slots."""
@@ -69,7 +69,7 @@ def random_mix(seed: int, number: int, *, vocab_size: int, max_context: int) -> 
     KV dtypes and numbers of slots take turns, and the first mixes are small: slow kernels see some of everything soon.
     """
     rng = np.random.default_rng((seed, number))
-    rows = min(FEWEST_ROWS * 4 ** (number // _TURN), MOST_ROWS)
+    rows = ROWS[min(number // _TURN, len(ROWS) - 1)]
     quarter = number // 2 % 4
     n_slots = int((MAX_SLOTS + 1) ** ((quarter + rng.random()) / 4))
     # With longer prompts the slots would not come to run side by side.

@@ -1,5 +1,6 @@
 """A model ready to run: the one face of weights, kernels, tokenizer and chat template."""
 
+import dataclasses
 import hashlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
@@ -80,6 +81,10 @@ class Model:
     def cpu_path(self) -> str:
         """What decides the bits beside the file and the kernel set: library versions and CPU features in use."""
         return self._kernel_set.cpu_path
+
+    def with_threads(self, threads: int) -> Self:
+        """This model run by `threads` threads, if the kernels have a choice. The two must not run at the same time."""
+        return dataclasses.replace(self, _kernel_set=self._kernel_set.with_threads(threads))
 
     def new_cache(self, n_slots: int, max_len: int, dtype: str = "float16") -> Cache:
         """An empty cache for `forward`; raises `CacheError` for a size below 1 or a dtype but float32 and float16."""

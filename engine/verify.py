@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ KINDS = {
     "tick": ("prefill", "decode", "mixed"),
     "sequences in the tick": ("1", "2 to 4", "5 to 16", "17 to 32"),
 }
-"""What a compared row can have gone through: one kind of each group."""
+"""What a compared row can have gone through: one kind of each group. Another group is the number of threads."""
 
 
 class Limits(Protocol):
@@ -47,6 +47,10 @@ class Subject(Protocol):
 
     def forward(self, chunks: tuple[Chunk, ...], cache: Cache) -> FloatArray:
         """As `Model.forward`."""
+
+
+Subjects = Mapping[int, Subject]
+"""One and the same model by the number of threads that run it, at least one."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +85,7 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared. `kinds` has a count for each kind of each group in `KINDS`."""
+    """What was compared. `kinds` has a count for each kind of each group."""
 
     seed: int
     num_mixes: int
@@ -100,26 +104,27 @@ Progress = Callable[[Report], None]
 
 
 def verify(
-    model: Subject, *, seed: int, seconds: float, clock: Callable[[], float], progress: Progress = lambda _: None
+    models: Subjects, *, seed: int, seconds: float, clock: Callable[[], float], progress: Progress = lambda _: None
 ) -> Report:
     """What came of mixes 0, 1, ... of `seed`, begun until `seconds` by `clock` are over.
 
-    A mix is cut short when they are, but the first sequence is always compared. `progress` is called after each one.
+    The `models` take turns with mixes; solo runs have the fewest threads. A mix is cut short when the time is over, but
+    the first sequence is always compared. `progress` is called after each one.
     """
     deadline = clock() + seconds
-    tally = _Tally(seed)
+    tally = _Tally.of(models, seed)
     for number in itertools.count():
-        for _ in _compared(model, seed, number, tally):
+        for _ in _compared(models, seed, number, tally):
             progress(tally.report())
             if clock() >= deadline:
                 return tally.report()
     raise AssertionError("mixes never end")
 
 
-def verify_mix(model: Subject, *, seed: int, number: int) -> Report:
+def verify_mix(models: Subjects, *, seed: int, number: int) -> Report:
     """What came of one whole mix."""
-    tally = _Tally(seed)
-    for _ in _compared(model, seed, number, tally):
+    tally = _Tally.of(models, seed)
+    for _ in _compared(models, seed, number, tally):
         pass
     return tally.report()
 
@@ -135,22 +140,25 @@ Rows = dict[int, _MixedRow]
 """The rows of one sequence that wanted logits, by position."""
 
 
-def _compared(model: Subject, seed: int, number: int, tally: "_Tally") -> Iterator[None]:
+def _compared(models: Subjects, seed: int, number: int, tally: "_Tally") -> Iterator[None]:
     """Run a mix and compare it in `tally`, yielding after each sequence that had rows to compare."""
-    config = model.config
+    single = models[min(models)]
+    config = single.config
     mix = random_mix(seed, number, vocab_size=config.vocab_size, max_context=config.max_context)
+    # So that each number of threads soon meets all that takes turns in mixes.
+    threads = sorted(models)[(number // 2 + number // 8) % len(models)]
     tally.num_mixes += 1
-    in_company = _run(model, mix)
+    in_company = _run(models[threads], mix, threads)
     for sequence, rows in zip(mix.sequences, in_company, strict=True):
         if rows:
-            for position, logits in _alone(model, sequence, mix.kv_dtype, rows):
+            for position, logits in _alone(single, sequence, mix.kv_dtype, rows):
                 tally.add(mix, position, logits, rows[position])
             tally.num_sequences += 1
             yield
 
 
-def _run(model: Subject, mix: Mix) -> list[Rows]:
-    """The rows of each sequence of `mix`, run as it says."""
+def _run(model: Subject, mix: Mix, threads: int) -> list[Rows]:
+    """The rows of each sequence of `mix`, run as it says by `model` with `threads`."""
     cache = model.new_cache(mix.n_slots, mix.max_len, mix.kv_dtype)
     rows: list[Rows] = [{} for _ in mix.sequences]
     num_chunks = [0] * len(mix.sequences)
@@ -167,7 +175,7 @@ def _run(model: Subject, mix: Mix) -> list[Rows]:
             end = chunk.start + len(chunk.token_ids)
             for position in range(end - chunk.n_logits, end):
                 kinds = _kinds(mix, tick, sequence, chunk, is_first=num_chunks[index] == 1)
-                rows[index][position] = _MixedRow(next(logits), number, chunk.slot, kinds)
+                rows[index][position] = _MixedRow(next(logits), number, chunk.slot, kinds | {"threads": str(threads)})
     return rows
 
 
@@ -221,13 +229,16 @@ class _Tally:
     """A report in the making."""
 
     seed: int
+    kinds: dict[str, dict[str, Count]]
     num_mixes: int = 0
     num_sequences: int = 0
     total: Count = field(default_factory=Count)
-    kinds: dict[str, dict[str, Count]] = field(
-        default_factory=lambda: {group: dict.fromkeys(kinds, Count()) for group, kinds in KINDS.items()}
-    )
     first_difference: Difference | None = None
+
+    @classmethod
+    def of(cls, models: Subjects, seed: int) -> Self:
+        groups = {**KINDS, "threads": tuple(map(str, sorted(models)))}
+        return cls(seed, {group: dict.fromkeys(kinds, Count()) for group, kinds in groups.items()})
 
     def add(self, mix: Mix, position: int, alone: FloatArray, mixed: _MixedRow) -> None:
         is_equal = np.array_equal(alone.view(np.uint32), mixed.logits.view(np.uint32))

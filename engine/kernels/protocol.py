@@ -6,7 +6,7 @@ earlier positions were computed in this call or long ago.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +38,7 @@ class Rows(NamedTuple):
         positions = np.concatenate(
             [np.arange(c.start, c.start + n, dtype=np.int64) for c, n in zip(chunks, lengths, strict=True)]
         )
-        wants_logits = np.concatenate(
-            [np.arange(n) >= n - c.n_logits for c, n in zip(chunks, lengths, strict=True)]
-        )
+        wants_logits = np.concatenate([np.arange(n) >= n - c.n_logits for c, n in zip(chunks, lengths, strict=True)])
         return cls(token_ids, slots, positions, wants_logits)
 
 
@@ -99,6 +97,9 @@ class KernelSet(Protocol):
     name: str
     cpu_path: str
     """What decides the bits beside the code: library versions and the CPU features in use."""
+
+    def with_threads(self, threads: int) -> Self:
+        """This set with `threads` threads, if it has a choice. Weights and caches may go from one to the other."""
 
     def pack(self, config: ModelConfig, tensors: TensorSource, progress: Callable[[float], None]) -> Any:
         """The model's weights in this set's layout. `progress` is called with the fraction done."""

@@ -49,6 +49,16 @@ def test_the_page_says_what_was_compared_with_what_and_the_verdict(model_file):
     assert max(map(len, result.stdout.splitlines())) < 120 + len(model_file)
 
 
+def test_compiled_kernels_run_the_mixes_by_one_and_by_several_threads(model_file):
+    report = json.loads(run(model_file, "--seconds", "1", "--kernels", "compiled", "--json").stdout)["report"]
+
+    (one, count), (several, other_count) = report["kinds"]["threads"].items()
+    assert one == "1"
+    assert int(several) >= 2
+    assert count["num_rows"] > 0
+    assert other_count["num_rows"] > 0
+
+
 def test_json_holds_the_whole_report(model_file):
     report = json.loads(run(model_file, "--seconds", "0", "--json").stdout)
 

@@ -83,7 +83,7 @@ class FakeModel:
 
 def verified(model: Any, num_ticks: int = 150) -> Report:
     """Verification by a clock that counts how often it is read."""
-    return verify(model, seed=0, seconds=num_ticks, clock=itertools.count().__next__)
+    return verify({1: model}, seed=0, seconds=num_ticks, clock=itertools.count().__next__)
 
 
 def neighbour_ids(row: Row) -> list[int]:
@@ -117,7 +117,7 @@ def test_logits_that_depend_on_it_are_found(fault: Callable[[Row], float]):
     def clock() -> float:
         return 1000 if reports and reports[-1].first_difference else next(ticks)
 
-    report = verify(FakeModel(fault), seed=0, seconds=900, clock=clock, progress=reports.append)
+    report = verify({1: FakeModel(fault)}, seed=0, seconds=900, clock=clock, progress=reports.append)
 
     assert not report.is_exact
     assert report.total.num_differing > 0
@@ -159,6 +159,19 @@ def test_what_a_slot_held_before_is_found_if_it_matters():
     assert report.kinds["slot"]["fresh"].num_differing == 0
 
 
+def test_logits_that_depend_on_the_number_of_threads_are_found():
+    models = {1: FakeModel(), 2: FakeModel(lambda _: 1e-6)}
+
+    report = verify(models, seed=0, seconds=300, clock=itertools.count().__next__)
+
+    one, two = report.kinds["threads"].values()
+    assert (one.num_rows > 0, one.num_differing) == (True, 0)
+    assert two.num_rows == two.num_differing > 0
+    assert report.first_difference is not None
+    assert report.first_difference.kinds["threads"] == "2"
+    assert verify_mix(models, seed=0, number=report.first_difference.mix).first_difference == report.first_difference
+
+
 def test_wrong_copies_are_found():
     model = FakeModel()
     model.new_cache = LossyCopyCache  # type: ignore[method-assign]
@@ -188,7 +201,7 @@ def test_a_model_that_keeps_the_contract_passes_with_every_kind_of_row_compared(
 
     assert report.is_exact
     assert report.first_difference is None
-    assert {group: {*counts} for group, counts in report.kinds.items()} == {g: {*kinds} for g, kinds in KINDS.items()}
+    assert {group: (*counts,) for group, counts in report.kinds.items()} == {**KINDS, "threads": ("1",)}
     for counts in report.kinds.values():
         assert all(count.num_rows > 0 for count in counts.values())
         assert sum(count.num_rows for count in counts.values()) == report.total.num_rows
@@ -205,7 +218,7 @@ def test_a_difference_is_described_so_that_it_can_be_had_again():
 
     difference = verified(model).first_difference
     assert difference is not None
-    again = verify_mix(model, seed=difference.seed, number=difference.mix)
+    again = verify_mix({1: model}, seed=difference.seed, number=difference.mix)
 
     assert again.first_difference == difference
     mix = random_mix(difference.seed, difference.mix, vocab_size=VOCAB, max_context=model.config.max_context)
@@ -222,8 +235,8 @@ def test_a_difference_is_described_so_that_it_can_be_had_again():
 def test_work_is_handed_out_until_the_time_is_used_and_not_less_than_one_sequence():
     seen: list[Report] = []
 
-    shortest = verify(FakeModel(), seed=0, seconds=0, clock=itertools.count().__next__)
-    longer = verify(FakeModel(), seed=0, seconds=50, clock=itertools.count().__next__, progress=seen.append)
+    shortest = verify({1: FakeModel()}, seed=0, seconds=0, clock=itertools.count().__next__)
+    longer = verify({1: FakeModel()}, seed=0, seconds=50, clock=itertools.count().__next__, progress=seen.append)
 
     assert shortest.num_sequences == 1
     assert longer.num_sequences == len(seen) == 50

@@ -1,8 +1,9 @@
 """The compiled kernel set: compiles what a model needs, and runs forwards in bounded workspace."""
 
+import copy
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from llvmlite import ir
@@ -48,8 +49,13 @@ class CompiledKernels:
         self.library = Library(path or isa.detect())
         self.cpu_path = self.library.path.name
         self._argmax = _ARGMAX(self.library.address("argmax", "argmax", argmax.build))
-        n_threads = threads or physical_cores()
-        self._workers = Workers(n_threads, self.library, self._generic("forward"), self._generic("worker"))
+        self._workers = self._new_workers(threads or physical_cores())
+
+    def with_threads(self, threads: int) -> Self:
+        """This set, the machine code shared, with threads of its own. Two of them must not run one model at once."""
+        other = copy.copy(self)
+        other._workers = self._new_workers(threads)  # noqa: SLF001 - one of our own kind
+        return other
 
     def pack(self, config: ModelConfig, tensors: TensorSource, progress: Callable[[float], None]) -> "CompiledModel":
         """The model in tiles; `tensors` may go away afterwards. `progress` is called with the fraction done."""
@@ -100,6 +106,9 @@ class CompiledKernels:
             attention.build(module, self.library.path, shape)
 
         return AttentionAddresses(*(self.library.address(shape.name, k, build) for k in AttentionAddresses._fields))
+
+    def _new_workers(self, n_threads: int) -> Workers:
+        return Workers(n_threads, self.library, self._generic("forward"), self._generic("worker"))
 
     def _generic(self, function: str) -> int:
         return self.library.address("decoder", function, lambda module: forward.build(module, self.library.path))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import Self
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -24,6 +25,10 @@ class ReferenceKernels:
         self.name = "reference" if activations == "float32" else "reference-int8"
         self.cpu_path = f"numpy {np.__version__} {_arithmetic_digest()}"
         self._activations = activations
+
+    def with_threads(self, threads: int) -> Self:  # noqa: ARG002 - its products run on one thread, whatever is asked
+        """This set."""
+        return self
 
     def pack(self, config: ModelConfig, tensors: TensorSource, progress: Callable[[float], None]) -> Weights:
         """The model's weights, in float32 except where products are taken of codes."""
