@@ -59,3 +59,7 @@ class QueueFullError(LockstepError):
 
 class DrainingError(LockstepError):
     """The server is shutting down and admits nothing new."""
+
+
+class GenerationError(LockstepError):
+    """A request that failed while it ran, by a fault of ours: `__cause__` is what went wrong."""

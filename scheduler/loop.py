@@ -143,7 +143,7 @@ class EngineLoop:
                 self._deliver(self._scheduler.update(batch, results, self._clock()))
         finally:
             self.drain()
-            error = RowError("the server's engine has stopped")
+            error = RowError("the engine has stopped")
             for request_id in self._scheduler.unfinished_ids():
                 self._deliver(self._scheduler.finish(request_id, FinishReason.ERROR, self._clock(), error=error))
             self._ended.set()
