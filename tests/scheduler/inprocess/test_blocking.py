@@ -86,13 +86,12 @@ def test_requests_run_together_from_the_moment_generate_is_called(engine):
 
 
 def test_leaving_the_block_ends_what_other_threads_wait_for(model):
-    with BlockingEngine(model, slots=2) as engine, ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(engine.complete, "Hello", params=LONG) for _ in range(4)]
-        until(lambda: engine.num_running + engine.num_waiting == 4)
-        engine.__exit__(None, None, None)
+    with ThreadPoolExecutor(4) as pool:
+        with BlockingEngine(model, slots=2) as engine:
+            answers = [pool.submit(engine.complete, "Hello", params=LONG) for _ in range(4)]
+            until(lambda: engine.num_running + engine.num_waiting == 4)
+        assert engine_threads() == []
         assert [answer.result().finish_reason for answer in answers] == [FinishReason.ABORT] * 4
-        engine.__enter__()
-    assert engine_threads() == []
 
 
 def test_a_stream_is_read_to_its_end_after_the_block(model):
@@ -130,11 +129,12 @@ def test_a_request_that_fails_raises_in_the_thread_that_asked(engine, monkeypatc
         raise ZeroDivisionError("inner")
 
     monkeypatch.setattr(ModelBackend, "_result", fails)
-    events = []
+    stream = engine.generate("Hello")
+    until(lambda: engine.num_running == 0)
+    assert isinstance(next(stream), Started)
+    assert next(event for event in stream if isinstance(event, Finished)).reason is FinishReason.ERROR
     with pytest.raises(GenerationError) as failure:
-        for event in engine.generate("Hello"):
-            events.append(event)  # noqa: PERF402 - the last ones are wanted although it raises
-    assert events[-1].reason is FinishReason.ERROR
+        next(stream)
     assert isinstance(failure.value.__cause__, ZeroDivisionError)
     with pytest.raises(GenerationError):
         engine.complete("Hello")

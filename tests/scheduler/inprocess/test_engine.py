@@ -39,6 +39,14 @@ async def _begun(stream):
             return
 
 
+async def _until_finished(stream):
+    """Every event, without what iterating raises after the last one."""
+    async for event in stream:
+        yield event
+        if isinstance(event, Finished):
+            return
+
+
 async def test_the_events_tell_the_text_of_generate(engine, alone):
     params = {"max_tokens": 20, "temperature": 1.0, "seed": 5}
     events = [event async for event in engine.generate("Hello", params=SamplingParams(**params))]
@@ -126,9 +134,12 @@ async def test_breaking_out_of_the_loop_frees_the_slots_at_once(engine):
 
 
 async def test_an_exception_in_the_loop_frees_the_slot(engine):
-    with pytest.raises(ZeroDivisionError):
+    async def use():
         async for event in engine.generate("Hello", params=LONG):
-            assert isinstance(event, Started), 1 / 0
+            assert isinstance(event, Started), "the second event"
+
+    with pytest.raises(AssertionError, match="second"):
+        await use()
     assert engine.num_running == 0
 
 
@@ -303,11 +314,11 @@ async def test_a_request_that_fails_raises_what_it_failed_of_and_the_others_go_o
     assert isinstance(failure.value.__cause__, ZeroDivisionError)
     assert "ZeroDivisionError" not in str(failure.value)
 
-    events = []
+    stream = engine.generate("Hello", params=bad)
+    reasons = [event.reason async for event in _until_finished(stream) if isinstance(event, Finished)]
+    assert reasons == [FinishReason.ERROR]
     with pytest.raises(GenerationError):
-        async for event in engine.generate("Hello", params=bad):
-            events.append(event)  # noqa: PERF401 - the last ones are wanted although it raises
-    assert events[-1].reason is FinishReason.ERROR
+        await anext(stream)
     assert len((await other).ids) == 3
 
 
