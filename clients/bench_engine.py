@@ -53,10 +53,10 @@ def fitting(figures: Sequence[Figure], config: ModelConfig, settings: Settings) 
     return kept, [f"{what} is left out: {why}" for what, why in left_out.items()]
 
 
-def run(path: Path, kernels: str, settings: Settings) -> Result:
+def run(path: Path, kernels: str, threads: int, settings: Settings) -> Result:
     """Everything `settings` ask for, as far as it fits. Raises `ClientError` if nothing does."""
     before = resident_bytes()
-    model = Model.load(path, kernels=kernels)
+    model = Model.load(path, kernels=kernels, threads=threads)
     loaded = resident_bytes()
     figures, left_out = fitting(plan(model.config, settings), model.config, settings)
     if not figures:
@@ -65,7 +65,7 @@ def run(path: Path, kernels: str, settings: Settings) -> Result:
     cpu_path = detect()
     rates: list[tuple[float, float]] = []
     seconds: list[list[float]] = []
-    meter = LimitsMeter(Limits(Library(cpu_path)), threads=physical_cores(), clock=time.perf_counter)
+    meter = LimitsMeter(Limits(Library(cpu_path)), threads=threads, clock=time.perf_counter)
     with (
         contextlib.closing(meter),
         progress(f"{len(figures)} figures, {settings.repeats} times", settings.repeats * len(figures)) as advance,
@@ -123,6 +123,11 @@ def _counts(
 @click.command("engine")
 @click.argument("model", default=DEFAULT_MODEL, envvar="LOCKSTEP_MODEL")
 @click.option("--kernels", default="auto", show_default=True, help="Kernel set: auto, reference or compiled.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="Of the kernels and of the limits.  [default: physical cores]",
+)
 @_counts("--batch", "batches", BATCHES, "Sequences side by side; may be given many times.")
 @_counts("--context", "contexts", CONTEXTS, "Positions of each sequence; may be given many times.")
 @click.option("--chunk", type=click.IntRange(1), default=256, show_default=True, help="Rows in a forward of a prefill.")
@@ -139,6 +144,7 @@ def command(
     *,
     model: str,
     kernels: str,
+    threads: int | None,
     batches: tuple[int, ...],
     contexts: tuple[int, ...],
     save_result: Path | None,
@@ -150,7 +156,7 @@ def command(
     side by side, a decode of BATCH sequences that each have CONTEXT positions behind them.
     """
     asked = Settings(batches=tuple(sorted({*batches})), contexts=tuple(sorted({*contexts})), **settings)
-    result = run(resolve(model), kernels, asked)
+    result = run(resolve(model), kernels, threads or physical_cores(), asked)
     click.echo(result.to_text())
     if save_result is not None:
         save_result.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")

@@ -23,7 +23,22 @@ def run(*arguments: str) -> Result:
 
 def test_every_number_saved_follows_from_the_seconds_measured(model_file: str, tmp_path: Path):
     saved = tmp_path / "result.json"
-    shape = ("--batch", "1", "--batch", "3", "--context", "20", "--context", "64", "--steps", "2", "--repeats", "3")
+    shape = (
+        "--batch",
+        "1",
+        "--batch",
+        "3",
+        "--context",
+        "20",
+        "--context",
+        "64",
+        "--steps",
+        "2",
+        "--repeats",
+        "3",
+        "--threads",
+        "1",
+    )
 
     result = run(model_file, *shape, "--save-result", str(saved))
 
@@ -34,6 +49,7 @@ def test_every_number_saved_follows_from_the_seconds_measured(model_file: str, t
     dots = statistics.median(numbers["limits"]["multiply_adds_per_s"])
     read = statistics.median(numbers["limits"]["bytes_per_s"])
     assert len(numbers["limits"]["bytes_per_s"]) == 3
+    assert numbers["limits"]["threads"] == 1
     assert [(f["phase"], f["context"], f["batch"]) for f in numbers["figures"]] == [
         (phase, context, batch) for phase in ("prefill", "decode") for context in (20, 64) for batch in (1, 3)
     ]
