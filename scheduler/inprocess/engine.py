@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 from types import TracebackType
 from typing import Self
 
@@ -18,15 +17,14 @@ class Stream:
     """The events of one request, for `async for`; `request` is what was asked, with the seed that was drawn for it.
 
     `Finished` is the last event. If the request failed, iterating then raises `GenerationError`, or the `LockstepError`
-    it failed of. `close`, leaving its `async with` block, or letting go of it (as `break` does where nothing else
-    refers to it) aborts the request at once unless it has finished.
+    it failed of. Unless it has finished, `close` or leaving its `async with` block aborts the request at once, and
+    letting go of it, as `break` does where nothing else refers to it, the next time the event loop is given the word.
     """
 
     def __init__(self, request: Request, events: EventStream, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
         self._events = events
         self._loop = loop
-        self._thread = threading.get_ident()
         self._finished: Finished | None = None
 
     def close(self) -> None:
@@ -52,11 +50,9 @@ class Stream:
         return event
 
     def __del__(self) -> None:
+        # A garbage collection may run anywhere, in another thread or in the midst of a tick.
         with contextlib.suppress(RuntimeError):  # the event loop is closed
-            if threading.get_ident() == self._thread:
-                self.close()
-            else:  # a garbage collection may run in any thread
-                self._loop.call_soon_threadsafe(self._events.close)
+            self._loop.call_soon_threadsafe(self._events.close)
 
 
 class Engine(InProcess):

@@ -130,6 +130,7 @@ async def test_breaking_out_of_the_loop_frees_the_slots_at_once(engine):
         if isinstance(event, Delta):
             assert engine.num_running == 3
             break
+    await asyncio.sleep(0)
     assert engine.num_running == 0
 
 
@@ -140,6 +141,7 @@ async def test_an_exception_in_the_loop_frees_the_slot(engine):
 
     with pytest.raises(AssertionError, match="second"):
         await use()
+    await asyncio.sleep(0)
     assert engine.num_running == 0
 
 
@@ -157,6 +159,7 @@ async def test_a_stream_that_is_kept_ends_with_its_block_or_by_close(engine):
 
 async def test_a_stream_never_iterated_is_aborted_when_it_is_let_go_of(engine):
     engine.generate("Hello", params=LONG)
+    await asyncio.sleep(0)
     assert engine.num_running == 0
 
 
