@@ -1,6 +1,7 @@
 """Clients that come, go, crowd and fail: slots come back, streams go on, answers stay the same."""
 
 import concurrent.futures
+import io
 import json
 import socket
 import time
@@ -11,7 +12,8 @@ import pytest
 from tests.cases.conftest import SLOTS
 from tests.live_server import LiveServer, live_server, parse_sse, reset, wait_for
 
-STORY = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+STORY = {"prompt": "Once upon a time", "temperature": 0, "seed": 0, "max_tokens": 200, "ignore_eos": True}
+SHORT = {"temperature": 0, "seed": 0, "max_tokens": 8}
 
 
 def read_events(connection: socket.socket, count: int) -> None:
@@ -20,6 +22,17 @@ def read_events(connection: socket.socket, count: int) -> None:
         piece = connection.recv(65536)
         assert piece
         seen += piece
+
+
+def next_text(lines: io.BufferedReader) -> str | None:
+    """The text of the next event on a streamed completion, None once it is `[DONE]`."""
+    while True:
+        line = lines.readline()
+        assert line, "the stream ended without [DONE]"
+        if line == b"data: [DONE]\n":
+            return None
+        if line.startswith(b"data: "):
+            return "".join(choice["text"] for choice in json.loads(line.removeprefix(b"data: "))["choices"])
 
 
 def test_31_streams_cut_off_by_their_clients_leave_nothing_behind(server: LiveServer):
@@ -44,25 +57,21 @@ def test_31_streams_cut_off_by_their_clients_leave_nothing_behind(server: LiveSe
 
 def test_33_running_streams_go_on_while_a_long_prompt_is_prefilled(model_path):
     with live_server(model_path, "--slots", "2", "--context", "2048", "--prefill-chunk", "64") as server:
-        solo = server.complete("Once upon a time", temperature=0, max_tokens=60, ignore_eos=True).json
-        prompt = [19556, 198] * 500
-        solo_long = server.complete(prompt, temperature=0, max_tokens=1).json
-        connection = server.open_stream("/v1/completions", {**STORY, "max_tokens": 60})
-        read_events(connection, 20)
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            long = pool.submit(server.complete, prompt, temperature=0, max_tokens=1)
-            during = 0
-            while not long.done():
-                piece = connection.recv(65536)
-                if not piece:
-                    break
-                during += piece.count(b"data: ")
-            assert long.result().json["choices"] == solo_long["choices"]
-        assert during >= len(prompt) // 64
-        assert (
-            server.complete("Once upon a time", temperature=0, max_tokens=60, ignore_eos=True).json["choices"]
-            == (solo["choices"])
-        )
+        solo = server.stream_completion(**STORY).text()
+        long = {"prompt": [19556, 198] * 500, "temperature": 0, "seed": 0, "max_tokens": 1}
+        solo_long = server.complete(**long).json["choices"]
+        with server.open_stream("/v1/completions", STORY) as connection, connection.makefile("rb") as lines:
+            seen = [next_text(lines) for _ in range(20)]
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(server.complete, **long)
+                while not answer.done():
+                    seen.append(next_text(lines))
+                num_during = len(seen) - 20
+            assert answer.result().json["choices"] == solo_long
+            while (text := next_text(lines)) is not None:
+                seen.append(text)
+        assert num_during >= len(long["prompt"]) // 64
+        assert "".join(seen) == solo
 
 
 def test_37_a_prompt_repeated_continued_or_changed_gets_its_cold_answer(server: LiveServer, model_path):
@@ -160,8 +169,8 @@ def test_eight_clients_at_once_get_what_each_would_have_got_alone(server: LiveSe
 
 def test_a_slow_reader_holds_back_only_itself(server: LiveServer):
     slow = server.open_stream("/v1/completions", STORY)
-    expected = server.complete("Hi", temperature=0, max_tokens=8).json["choices"]
-    assert server.complete("Hi", temperature=0, max_tokens=8).json["choices"] == expected
+    expected = server.complete("Hi", **SHORT).json["choices"]
+    assert server.complete("Hi", **SHORT).json["choices"] == expected
     body = b""
     while True:
         piece = slow.recv(512)
