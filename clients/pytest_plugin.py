@@ -18,7 +18,7 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LockstepServer:
-    """A server that is ready: its `url` (without /v1), the name of its `model`, its process, and the file it logs to."""
+    """A server that is ready: its `url` (without /v1), its `model` name, its process, and the file it logs to."""
 
     url: str
     model: str
