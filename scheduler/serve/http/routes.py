@@ -15,15 +15,19 @@ from scheduler.serve.http.body import deliver, json_response, read_body, too_lar
 from scheduler.serve.http.chat import chat_form
 from scheduler.serve.http.completions import completion_form
 from scheduler.serve.http.protocol import error_response
+from scheduler.serve.http.route import Route
 from scheduler.serve.http.security import cors_headers, guard
 from scheduler.serve.http.serving import SERVING, SETTINGS, Serving
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
+from scheduler.serve.wire.chat import ChatChunk, ChatCompletion, ChatRequest
+from scheduler.serve.wire.completions import Completion, CompletionRequest
 from scheduler.serve.wire.decode import decode
 from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error, invalid, unavailable
 from scheduler.serve.wire.info import (
     Detokenized,
     DetokenizeRequest,
+    ModelCard,
     ModelList,
     SlotState,
     Status,
@@ -38,6 +42,41 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
+def routing_table() -> tuple[Route, ...]:
+    """Every path there is."""
+    calls = (404, 429, 500, 504)
+    return (
+        Route(
+            "POST",
+            "/v1/chat/completions",
+            chat_completions,
+            takes=ChatRequest,
+            gives=ChatCompletion,
+            streams=ChatChunk,
+            refusals=calls,
+        ),
+        Route(
+            "POST",
+            "/v1/completions",
+            completions,
+            takes=CompletionRequest,
+            gives=Completion,
+            streams=Completion,
+            refusals=calls,
+        ),
+        Route("POST", "/v1/embeddings", embeddings, refusals=(501,)),
+        Route("GET", "/v1/models", models, gives=ModelList),
+        Route("GET", "/v1/models/{name:.+}", model, gives=ModelCard, refusals=(404,)),
+        Route("POST", "/tokenize", tokenize, takes=TokenizeRequest, gives=Tokenized, refusals=(404,)),
+        Route("POST", "/detokenize", detokenize, takes=DetokenizeRequest, gives=Detokenized, refusals=(404,)),
+        Route("GET", "/health", health, gives=Status),
+        Route("GET", "/ping", health, gives=Status),
+        Route("GET", "/metrics", metrics, gives=str, media_type="text/plain"),
+        Route("GET", "/slots", slots, gives=list[SlotState]),
+        Route("GET", "/version", version, gives=Version),
+    )
+
+
 def build_app(serving: Serving, settings: ServeSettings) -> web.Application:
     """The application. It answers from the start; `serving` gets its service when the model is loaded.
 
@@ -47,55 +86,42 @@ def build_app(serving: Serving, settings: ServeSettings) -> web.Application:
     app[SERVING] = serving
     app[SETTINGS] = settings
     app.on_response_prepare.append(_add_headers)
-    for method, path, handler in (
-        ("POST", "/v1/chat/completions", chat_completions),
-        ("POST", "/v1/completions", completions),
-        ("POST", "/v1/embeddings", embeddings),
-        ("GET", "/v1/models", models),
-        ("GET", "/v1/models/{name:.+}", model),
-        ("POST", "/tokenize", tokenize),
-        ("POST", "/detokenize", detokenize),
-        ("GET", "/health", health),
-        ("GET", "/ping", health),
-        ("GET", "/metrics", metrics),
-        ("GET", "/slots", slots),
-        ("GET", "/version", version),
-    ):
-        resource = app.router.add_resource(path)
-        for verb in (method, "HEAD") if method == "GET" else (method,):
-            resource.add_route(verb, handler, expect_handler=_expect)
+    for route in routing_table():
+        resource = app.router.add_resource(route.path)
+        for verb in (route.method, "HEAD") if route.method == "GET" else (route.method,):
+            resource.add_route(verb, route.handler, expect_handler=_expect)
     return app
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions."""
+    """The assistant's answer to a conversation, whole or streamed."""
     return await answer(request, chat_form)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    """POST /v1/completions."""
+    """Text that goes on from a prompt, or one for each of several prompts, whole or streamed."""
     return await answer(request, completion_form)
 
 
 async def embeddings(_request: web.Request) -> web.StreamResponse:
-    """POST /v1/embeddings."""
+    """Nothing yet: embeddings are not implemented, and every call says so."""
     raise ApiError(501, "embeddings are not implemented: this server generates text only", code="not_implemented")
 
 
 async def models(request: web.Request) -> web.Response:
-    """GET /v1/models: every name the model answers to."""
+    """Every name the model answers to."""
     service = request.app[SERVING].get()
     return json_response(ModelList(data=[service.model_card(name) for name in service.model.names]))
 
 
 async def model(request: web.Request) -> web.Response:
-    """GET /v1/models/{name}."""
+    """What is known of the model under one of its names."""
     service = request.app[SERVING].get()
     return json_response(service.model_card(service.model_name(request.match_info["name"])))
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """POST /tokenize: the ids of a text or of a rendered conversation."""
+    """The ids of a text or of a rendered conversation."""
     service = request.app[SERVING].get()
     return json_response(await service.in_background(_tokenized, service, await read_body(request)))
 
@@ -117,7 +143,7 @@ def _tokenized(service: Service, body: bytes) -> Tokenized:
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    """POST /detokenize: the text of ids."""
+    """The text of token ids, control tokens included."""
     service = request.app[SERVING].get()
     return json_response(await service.in_background(_detokenized, service, await read_body(request)))
 
@@ -131,26 +157,26 @@ def _detokenized(service: Service, body: bytes) -> Detokenized:
 
 
 async def health(request: web.Request) -> web.Response:
-    """GET /health, /ping: 200 if a request would be taken in, else 503."""
+    """Whether a request would be taken in: 200, else 503."""
     if request.app[SERVING].get().engine.is_draining:
         raise unavailable("the server is shutting down")
     return json_response(Status(status="ok"))
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """GET /metrics."""
+    """The counters, gauges and histograms in Prometheus' text format."""
     body = request.app[SERVING].get().exposition.render()
     return web.Response(body=body, headers={hdrs.CONTENT_TYPE: prometheus.CONTENT_TYPE})
 
 
 async def slots(request: web.Request) -> web.Response:
-    """GET /slots: state and counts of every slot."""
+    """State and counts of every slot."""
     views = request.app[SERVING].get().engine.slots()
     return json_response([SlotState.of(view) for view in views])
 
 
 async def version(_request: web.Request) -> web.Response:
-    """GET /version."""
+    """The version of the server."""
     return json_response(Version(version=importlib.metadata.version("lockstep-llm")))
 
 
