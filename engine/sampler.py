@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Sampled, TokenLogprob, TokenLogprobs
 from engine.errors import LogitsError, ParamError
+from engine.kernels.compiled.sampling import draw, largest, pick, weights
 from engine.params import SamplingParams
 from engine.rng import RequestRng, request_rng
 
@@ -33,9 +34,6 @@ Logits = NDArray[np.float32] | NDArray[np.float64]
 
 NUCLEUS_GUESS = 256
 """Tokens sorted at first for `top_p`; eight times as many whenever their mass falls short."""
-
-CDF_BLOCK = 256
-"""Weights are added up in blocks of so many, then the blocks: a running sum of a whole vocabulary is much slower."""
 
 
 class Distribution(NamedTuple):
@@ -63,11 +61,9 @@ def sample(
     """
     scores = _scores(logits, params, history, prompt, eos_ids)
     if params.is_greedy:
-        token_id = int(scores.argmax())
+        token_id = largest(logits) if scores is logits else int(scores.argmax())
     else:
-        candidates = _candidates(scores, params)
-        picked = _pick(candidates.weights, rng.uniform(len(prompt) + len(history)))
-        token_id = int(candidates.ids[picked])
+        token_id = _drawn(scores, params, rng.uniform(len(prompt) + len(history)))
     if params.logprobs is None:
         return Sampled(token_id)
     return Sampled(token_id, token_logprobs(logits, token_id, params.logprobs))
@@ -151,7 +147,7 @@ def _scores(
 
 
 def _require_finite(logits: NDArray[np.float32]) -> None:
-    if not np.isfinite(logits).all():
+    if largest(logits) < 0:
         raise LogitsError("the model's logits are not finite")
 
 
@@ -200,15 +196,22 @@ class _Candidates(NamedTuple):
         return _Candidates(self.ids[keep], self.scores[keep], self.weights[keep])
 
 
+def _drawn(scores: Logits, params: SamplingParams, uniform: float) -> int:
+    """Stages 3 to 5. Where nothing narrows the distribution its weights need not be kept."""
+    is_narrowed = 0 < params.top_k < len(scores) or params.typical_p < 1 or params.top_p < 1 or params.min_p > 0
+    if not is_narrowed:
+        return draw(scores, float(scores.max()), params.temperature, uniform)
+    candidates = _candidates(scores, params)
+    return int(candidates.ids[pick(candidates.weights, uniform)])
+
+
 def _candidates(scores: Logits, params: SamplingParams) -> _Candidates:
     """Stages 3 and 4. `top_k` comes first: temperature does not change who is largest, and the rest is less work."""
     ids = np.arange(len(scores))
     if 0 < params.top_k < len(scores):
         ids = np.sort(_largest(scores, params.top_k))
         scores = scores[ids]
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, which is right
-        weights = np.exp((scores - np.float64(scores.max())) / params.temperature)
-    left = _Candidates(ids, scores, weights)
+    left = _Candidates(ids, scores, weights(scores, float(scores.max()), params.temperature))
     if params.typical_p < 1:
         left = left.only(_typical(left.weights, params.typical_p))
     if params.top_p < 1:
@@ -255,18 +258,3 @@ def _nucleus(candidates: _Candidates, mass: float) -> Ids:
         if count <= len(leading) or k >= len(scores):
             return np.sort(leading[:count])
         k *= 8
-
-
-def _pick(weights: Floats, uniform: float) -> int:
-    """The first position at which the running sum of `weights` exceeds `uniform` times the whole."""
-    n_blocks = -(-len(weights) // CDF_BLOCK)
-    blocks = np.zeros((n_blocks, CDF_BLOCK))
-    blocks.reshape(-1)[: len(weights)] = weights
-    ends = blocks.sum(axis=1).cumsum()
-    target = uniform * ends[-1]
-    block = int(ends.searchsorted(target, side="right"))
-    running = blocks[block].cumsum()
-    before = ends[block - 1] if block else 0.0
-    within = int(running.searchsorted(target - before, side="right"))
-    last_possible = int(running.searchsorted(running[-1], side="left"))  # where rounding has put the target beyond
-    return block * CDF_BLOCK + min(within, last_possible)
