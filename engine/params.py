@@ -15,8 +15,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides which token follows and when to end; the defaults are OpenAI's.
 
     Greedy when `temperature` or `top_p` is 0. `top_k` of -1 or 0, `top_p`, `min_p` and `typical_p` at their defaults
-    are off. `repetition_penalty` counts the prompt; `presence_penalty` and `frequency_penalty` count generated tokens
-    only. `bad_words` are token id sequences that must not be completed. `logprobs` is None for none, else how many of
+    are off. `repetition_penalty` looks back `repeat_last_n` tokens, into the prompt too (-1: over all of them, 0: it is
+    off); `presence_penalty` and `frequency_penalty` count generated tokens only. `bad_words` are token id sequences that must not be completed. `logprobs` is None for none, else how many of
     the likeliest tokens to report beside the chosen one. `max_tokens` None means up to the context.
 
     Raises `ParamError` naming the field, the value and the limit.
@@ -28,6 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float = 0.0
     typical_p: float = 1.0
     repetition_penalty: float = 1.0
+    repeat_last_n: int = -1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = {}
@@ -51,6 +52,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the likeliest token is always taken."""
         return self.temperature == 0 or self.top_p == 0
 
+    @property
+    def penalizes_repetition(self) -> bool:
+        """Whether tokens that came before are made less or more likely."""
+        return self.repetition_penalty != 1 and self.repeat_last_n != 0
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `ParamError` unless every token id named here is one of the vocabulary's."""
         check_token_ids("logit_bias", self.logit_bias, vocab_size)
@@ -71,6 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise ParamError(
                 "repetition_penalty", f"repetition_penalty must be finite and > 0, got {self.repetition_penalty}"
             )
+        _within("repeat_last_n", self.repeat_last_n, -1, math.inf)
         for token_id, bias in self.logit_bias.items():
             _within(f"logit_bias[{token_id}]", bias, -100.0, 100.0, param="logit_bias")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

@@ -128,7 +128,7 @@ def _scores(
     """Stage 1: the logits themselves if nothing changes them, else a changed float64 copy."""
     _require_finite(logits)
     forbidden = _forbidden(params, history, eos_ids, len(logits))
-    is_penalized = params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+    is_penalized = params.penalizes_repetition or params.frequency_penalty != 0 or params.presence_penalty != 0
     if not (params.logit_bias or params.allowed_token_ids or len(forbidden) or is_penalized):
         return logits
     scores = logits.astype(np.float64)
@@ -176,8 +176,11 @@ def _known(param: str, ids: Collection[int], vocab_size: int) -> Ids:
 
 def _penalize(scores: Floats, params: SamplingParams, history: Sequence[int], prompt: Sequence[int]) -> None:
     """Change `scores` of tokens seen before: repetition (Keskar et al. 2019, CTRL), then frequency and presence."""
-    if params.repetition_penalty != 1:
-        seen = np.unique(np.array([*prompt, *history], np.int64))
+    if params.penalizes_repetition:
+        window = [*prompt, *history]
+        if params.repeat_last_n > 0:
+            window = window[-params.repeat_last_n :]
+        seen = np.unique(np.array(window, np.int64))
         before = scores[seen]
         scores[seen] = np.where(before > 0, before / params.repetition_penalty, before * params.repetition_penalty)
     if params.frequency_penalty or params.presence_penalty:

@@ -101,6 +101,16 @@ def test_repetition_penalty_counts_prompt_and_output_and_moves_both_signs_down()
     assert list(got.values()) == approx(list(expected / expected.sum()))
 
 
+@pytest.mark.parametrize(
+    ("last_n", "seen"), [(-1, {0, 1, 2}), (0, set()), (1, {2}), (2, {1, 2}), (3, {0, 1, 2}), (9, {0, 1, 2})]
+)
+def test_repetition_penalty_looks_back_as_far_as_repeat_last_n(last_n, seen):
+    logits = [1.0, 1.0, 1.0, 1.0]
+    expected = np.exp([0.5 if token_id in seen else 1.0 for token_id in range(4)])
+    got = shares(logits, repetition_penalty=2.0, repeat_last_n=last_n, prompt=(0, 1), history=(2,))
+    assert list(got.values()) == approx(list(expected / expected.sum()))
+
+
 def test_frequency_and_presence_penalties_count_the_output_only():
     logits = [1.0, 1.0, 1.0]
     expected = np.exp([1.0, 1.0, 1.0 - 2 * 0.5 - 0.25])
