@@ -4,11 +4,13 @@ A template is a program from the model file, so it runs in a sandbox; messages a
 spell (`engine.chat_marks`).
 """
 
+import contextlib
+import functools
 import json
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import jinja2
 import msgspec
@@ -19,8 +21,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.chat_marks import ControlNames, Marks
 from engine.errors import ParamError, TemplateError
-from engine.gguf import GGUFFile
-from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # a process that only renders templates starts without numpy and without a tokenizer
+    from engine.gguf import GGUFFile
+    from engine.tokenizer import Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 
@@ -52,27 +56,31 @@ class RenderedChat(msgspec.Struct, frozen=True):
 
 
 class ChatTemplate:
-    """A compiled chat template, in the dialect of Hugging Face transformers.
+    """A chat template, in the dialect of Hugging Face transformers.
 
     `bos_token` and `eos_token` are the names the template writes for them, `special_tokens` the names of all control
-    tokens. Raises `TemplateError` if `source` is no template.
+    tokens. Nothing of the template is computed yet; pickled, it is its source. Raises `TemplateError` if `source` is no
+    template.
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str, special_tokens: Collection[str]) -> None:
+        self._source = source
+        self._special_tokens = special_tokens
         self._control_names = ControlNames(special_tokens)
         self._constants = {"bos_token": bos_token, "eos_token": eos_token}
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
-        except Exception as error:  # what Python's own compiler refuses: nested too deeply, too many blocks
-            raise TemplateError("the chat template cannot be compiled") from error
+        self._environment = _environment()
+        with _refusals_told():
+            self._environment.parse(source)
+
+    def __reduce__(self) -> tuple[Callable[[str], Self], tuple[str]]:
+        rebuild = functools.partial(type(self), special_tokens=self._special_tokens, **self._constants)
+        return rebuild, (self._source,)
 
     @classmethod
-    def from_gguf(cls, file: GGUFFile, tokenizer: Tokenizer) -> Self | None:
+    def from_gguf(cls, file: "GGUFFile", tokenizer: "Tokenizer") -> Self | None:
         """The template in `file`, or None if there is none.
 
-        Raises `TemplateError` if it does not compile, `ModelFileError` if it is no string.
+        Raises `TemplateError` if it does not parse, `ModelFileError` if it is no string.
         """
         if TEMPLATE_KEY not in file.metadata:
             return None
@@ -86,6 +94,18 @@ class ChatTemplate:
             eos_token=name(tokenizer.eos_id),
             special_tokens=[name(token_id) for token_id in tokenizer.special_ids],
         )
+
+    def compile(self) -> None:
+        """Make it ready to render, as the first rendering does otherwise. Constant expressions are computed here.
+
+        Raises `TemplateError` if it names filters or tests that do not exist, or is too much for Python.
+        """
+        with _refusals_told():
+            _ = self._template
+
+    @functools.cached_property
+    def _template(self) -> jinja2.Template:
+        return self._environment.from_string(self._source)
 
     def render(
         self,
@@ -137,6 +157,7 @@ class ChatTemplate:
         return RenderedChat(marks.split(rendered))
 
     def _run(self, variables: Mapping[str, Any]) -> str:
+        self.compile()
         try:
             return self._template.render(variables)
         except TemplateError:
@@ -185,6 +206,17 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@contextlib.contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Say as `TemplateError` what Jinja, or Python's compiler behind it, refuses."""
+    try:
+        yield
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
+    except Exception as error:  # what Python's own compiler refuses: nested too deeply, too many blocks
+        raise TemplateError("the chat template cannot be compiled") from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from engine.errors import ParamError
-from engine.tokenizer import any_of, check_encodable
+from engine.text import any_of, check_encodable
 
 
 class ControlNames:

@@ -4,7 +4,6 @@ The pieces of a text between special tokens are encoded by the `tokenizers` libr
 meanwhile; finding the special tokens is done here, because whether a control token may be found depends on the text.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Self
@@ -15,6 +14,7 @@ from tokenizers import models, pre_tokenizers
 from engine.errors import ModelFileError, ParamError
 from engine.gguf import GGUFFile
 from engine.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from engine.text import any_of, check_encodable
 from engine.vocabulary import SPACE, TokenType, Vocabulary, require_one_per_token
 
 _MERGES_KEY = "tokenizer.ggml.merges"
@@ -116,21 +116,6 @@ class Tokenizer:
         if not self._is_sentencepiece:
             return texts
         return [(self._prefix + text).replace(" ", SPACE) if text else "" for text in texts]
-
-
-def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """An expression that matches, and captures, any of `texts`, of several at one place the longest."""
-    longest_first = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else r"((?!))")
-
-
-def check_encodable(param: str, text: str) -> None:
-    """Raise `ParamError` naming `param` if `text` holds a lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        surrogate = f"U+{ord(text[error.start]):04X}"
-        raise ParamError(param, f"{param} holds the lone surrogate {surrogate}, which is no character") from error
 
 
 def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:

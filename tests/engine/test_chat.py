@@ -1,5 +1,8 @@
 import datetime as dt
 import json
+import pickle
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -319,6 +322,31 @@ def test_a_template_that_does_not_parse_is_refused_at_once(source):
 def test_a_template_python_cannot_compile_is_refused_at_once():
     with pytest.raises(TemplateError, match="cannot be compiled"):
         template("{{ " + "(" * 5000 + ")" * 5000 + " }}")
+
+
+@pytest.mark.parametrize("source", ["\n{{ 1 | nothing }}", "\n{{ 1 is nothing }}"])
+def test_a_filter_or_test_that_does_not_exist_is_refused_when_the_template_is_compiled(source):
+    chat = template(source)
+    with pytest.raises(TemplateError, match=r"^chat template, line 2: .*nothing"):
+        chat.compile()
+
+
+def test_constants_are_not_computed_before_a_template_is_compiled():
+    chat = template("{{ 1 // 0 }}{{ 'x' * 10**18 }}")
+    with pytest.raises(TemplateError):
+        chat.render([user("Hi")])
+
+
+def test_a_template_travels_as_its_source():
+    travelled = pickle.loads(pickle.dumps(template()))
+    assert travelled.render([user(END)]).pieces == template().render([user(END)]).pieces
+
+
+def test_what_renders_needs_neither_arrays_nor_a_tokenizer():
+    listing = "import sys, engine.chat; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True).stdout.split()
+    assert "jinja2" in loaded
+    assert not {"numpy", "tokenizers", "numba"}.intersection(loaded)
 
 
 @pytest.mark.parametrize(
