@@ -1,5 +1,6 @@
 """The HTTP application: which path is answered by what, and every failure in one envelope."""
 
+import functools
 import importlib.metadata
 
 import msgspec
@@ -14,6 +15,8 @@ from scheduler.serve.http.answering import answer
 from scheduler.serve.http.body import deliver, json_response, read_body, too_large
 from scheduler.serve.http.chat import chat_form
 from scheduler.serve.http.completions import completion_form
+from scheduler.serve.http.docs import page
+from scheduler.serve.http.docs.openapi import openapi_document
 from scheduler.serve.http.protocol import error_response
 from scheduler.serve.http.route import Route
 from scheduler.serve.http.security import cors_headers, guard
@@ -23,6 +26,7 @@ from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.chat import ChatChunk, ChatCompletion, ChatRequest
 from scheduler.serve.wire.completions import Completion, CompletionRequest
 from scheduler.serve.wire.decode import decode
+from scheduler.serve.wire.encode import encode_json
 from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error, invalid, unavailable
 from scheduler.serve.wire.info import (
     Detokenized,
@@ -74,6 +78,8 @@ def routing_table() -> tuple[Route, ...]:
         Route("GET", "/metrics", metrics, gives=str, media_type="text/plain"),
         Route("GET", "/slots", slots, gives=list[SlotState]),
         Route("GET", "/version", version, gives=Version),
+        Route("GET", "/openapi.json", openapi, gives=dict),
+        Route("GET", "/docs", docs, gives=str, media_type="text/html"),
     )
 
 
@@ -178,6 +184,24 @@ async def slots(request: web.Request) -> web.Response:
 async def version(_request: web.Request) -> web.Response:
     """The version of the server."""
     return json_response(Version(version=importlib.metadata.version("lockstep-llm")))
+
+
+async def openapi(_request: web.Request) -> web.Response:
+    """This interface as an OpenAPI document."""
+    document, _ = _documents()
+    return web.Response(body=document, content_type="application/json")
+
+
+async def docs(_request: web.Request) -> web.Response:
+    """This interface as a page to read."""
+    _, html = _documents()
+    return web.Response(body=html, content_type="text/html", charset="utf-8", headers=page.HEADERS)
+
+
+@functools.cache
+def _documents() -> tuple[bytes, bytes]:
+    document = openapi_document(routing_table())
+    return encode_json(document), page.render(document).encode()
 
 
 @web.middleware

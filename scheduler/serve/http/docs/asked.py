@@ -1,0 +1,222 @@
+"""What the fields of requests mean and what they may be, in the words and numbers users read.
+
+The Structs in `scheduler.serve.wire` say a field's type, and the code that checks it says no to the rest; here both are
+written down once, for the OpenAPI document, the page made of it and the tables of `docs/api.md`. Tests hold every limit
+here to what the server does.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.params import MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParams
+from scheduler.serve.wire import chat, generation
+from scheduler.serve.wire.chat import ROLES
+from scheduler.serve.wire.prompt import MAX_PROMPTS
+from scheduler.serve.wire.sampling import MAX_BAD_WORDS, MAX_CHOICES
+
+Schema = dict[str, Any]
+
+UNSUPPORTED = "Not supported"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`limits` are JSON Schema keywords beside the type; with a type among them they are the whole schema.
+
+    `default` is what the field is without being given, where the engine's own default does not say it.
+    """
+
+    meaning: str
+    limits: Schema = field(default_factory=dict)
+    default: Any = None
+    required: bool = False
+
+
+_MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {
+            "role": {"enum": list(ROLES)},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                            "required": ["type", "text"],
+                        },
+                    },
+                    {"type": "null"},
+                ]
+            },
+        },
+        "required": ["role"],
+    },
+}
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TEXT = {"type": "string", "minLength": 1}
+_PROMPT_IDS = {**_TOKEN_IDS, "minItems": 1}
+_PROMPT = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
+        _PROMPT_IDS,
+        {"type": "array", "items": _PROMPT_IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+    ]
+}
+
+
+def _between(low: float, high: float) -> Schema:
+    return {"minimum": low, "maximum": high}
+
+
+_GROUPS: dict[str, dict[str, Field]] = {
+    "The call": {
+        "messages": Field(
+            "The conversation. `content` is a string or a list of text parts; null only for an assistant that called "
+            "tools. `developer` is rendered as `system`. Text in it never becomes a control token.",
+            _MESSAGES,
+            required=True,
+        ),
+        "CompletionRequest.prompt": Field(
+            f"A text, token ids, or up to {MAX_PROMPTS} of one kind. Control tokens written in a text are parsed.",
+            _PROMPT,
+            required=True,
+        ),
+        "model": Field("One of the served names. An unknown one is 404.", default="the model there is"),
+        "n": Field("Answers to each prompt. They share one prefill.", _between(1, MAX_CHOICES), default=1),
+        "stream": Field("Whether to answer with server-sent events.", default=False),
+        "stream_options": Field("Only with `stream`."),
+        "include_usage": Field("Whether the stream ends with a chunk of token counts.", default=False),
+        "continuous_usage_stats": Field("With `include_usage`: counts in every chunk.", default=False),
+        "request_id": Field("A name for the call; it becomes part of `id`.", {"pattern": r"^[A-Za-z0-9_.:\-]{1,128}$"}),
+    },
+    "Length and end": {
+        "max_tokens": Field(
+            "Tokens to generate at most. 0 only for completions, to score a prompt. More than fits is cut to what "
+            "fits and ends with `length`.",
+            {"minimum": 0},
+            default="up to the context",
+        ),
+        "max_completion_tokens": Field("The same; wins over `max_tokens`.", {"minimum": 0}),
+        "min_tokens": Field("No end-of-text token and no stop token before so many tokens.", {"minimum": 0}),
+        "stop": Field(
+            f"A string or up to {MAX_STOP_STRINGS}: the text ends before the first of them.",
+            {
+                "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}],
+            },
+        ),
+        "stop_token_ids": Field("Tokens that end the answer."),
+        "ignore_eos": Field("Whether the end-of-text token does not end the answer."),
+        "include_stop_str_in_output": Field("Whether the text keeps the stop string that ended it."),
+    },
+    "Sampling": {
+        "temperature": Field("0 takes the likeliest token always.", {"minimum": 0}),
+        "top_p": Field(
+            "The smallest set of tokens that has this much probability; 0 takes the likeliest.", _between(0, 1)
+        ),
+        "top_k": Field("Only the k likeliest tokens; 0 and -1 are off.", {"minimum": -1}),
+        "min_p": Field("Only tokens at least this likely, as a part of the likeliest.", _between(0, 1)),
+        "typical_p": Field("Locally typical sampling; 1 is off.", _between(0, 1)),
+        "repetition_penalty": Field(
+            "Divides or multiplies the logits of tokens in the prompt and the answer; 1 is off.",
+            {"exclusiveMinimum": 0},
+        ),
+        "presence_penalty": Field("Subtracted once from tokens the answer has.", _between(-2, 2)),
+        "frequency_penalty": Field("Subtracted per occurrence in the answer.", _between(-2, 2)),
+        "seed": Field(
+            "Equal seed, equal answer. Each choice reports the one it used.", default="drawn for each prompt"
+        ),
+        "logit_bias": Field(
+            "Token id to what is added to its logit.",
+            {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
+                        "additionalProperties": {"type": "number", **_between(-100, 100)},
+                    },
+                    {"type": "null"},
+                ]
+            },
+        ),
+        "allowed_token_ids": Field("Only these tokens, of which there must be one.", {"minItems": 1}),
+        "bad_words": Field(
+            f"Up to {MAX_BAD_WORDS} words that must not be completed.",
+            {"anyOf": [{"type": "array", "items": _TEXT, "maxItems": MAX_BAD_WORDS}, {"type": "null"}]},
+        ),
+    },
+    "What is reported": {
+        "ChatRequest.logprobs": Field("Whether to report each token's log-probability.", default=False),
+        "top_logprobs": Field(
+            "With `logprobs`: how many of the likeliest tokens to report beside each.", _between(0, MAX_LOGPROBS)
+        ),
+        "CompletionRequest.logprobs": Field(
+            "How many of the likeliest tokens to report beside each token.", _between(0, MAX_LOGPROBS)
+        ),
+        "prompt_logprobs": Field(
+            "The same for the tokens of the prompt. Not with `stream`.", _between(0, MAX_LOGPROBS)
+        ),
+        "CompletionRequest.echo": Field(
+            "Whether the text begins with the prompt's. With `logprobs` not in a stream.", default=False
+        ),
+        "return_token_ids": Field("Whether to report the ids of prompt and answer.", default=False),
+        "skip_special_tokens": Field("Whether control tokens are left out of the text."),
+    },
+    "The prompt": {
+        "truncate_prompt_tokens": Field("Keep only the last so many tokens of the prompt.", {"minimum": 1}),
+        "add_generation_prompt": Field(
+            "Whether the template opens the assistant's turn.", default="unless `continue_final_message`"
+        ),
+        "continue_final_message": Field("Whether the answer goes on inside the last message.", default=False),
+        "chat_template_kwargs": Field("Variables for the model's template."),
+        "TokenizeRequest.prompt": Field("A text; either this or `messages`."),
+        "TokenizeRequest.messages": Field("A conversation; either this or `prompt`.", _MESSAGES),
+        "add_special_tokens": Field(
+            "False: no begin-of-text token, even if the model's file asks for one.", default=True
+        ),
+        "return_token_strs": Field("Whether to report the text of each token.", default=False),
+        "DetokenizeRequest.tokens": Field("Token ids.", _TOKEN_IDS, required=True),
+    },
+}
+
+_GROUPS[UNSUPPORTED] = {
+    name: Field("Nothing is done about it.", {"enum": [None, *harmless]})
+    for name, harmless in (generation.ASKS_FOR_NOTHING | chat.ASKS_FOR_NOTHING).items()
+    if name != "echo"
+} | {
+    "ChatRequest.echo": Field("For completions only.", {"enum": [None, False]}),
+    "best_of": Field("Only the value of `n` is taken."),
+    "suffix": Field("Only an empty one is taken.", {"maxLength": 0}),
+}
+
+_WRITTEN = {name: (group, written) for group, fields in _GROUPS.items() for name, written in fields.items()}
+
+
+def field_of(struct: str, name: str) -> tuple[str, Field] | None:
+    """What is written of a field of the Struct called `struct`, below its heading; None if nothing is."""
+    return _WRITTEN.get(f"{struct}.{name}") or _WRITTEN.get(name)
+
+
+def place_of(struct: str, name: str) -> int:
+    """Where among all fields a field of the Struct called `struct` stands; what is not written of comes last."""
+    keys = list(_WRITTEN)
+    return next((keys.index(key) for key in (f"{struct}.{name}", name) if key in _WRITTEN), len(keys))
+
+
+def default_of(name: str, written: Field) -> Any:
+    """What the field is without being given; None if that is nothing worth saying."""
+    return _ENGINE_DEFAULTS.get(name) if written.default is None else written.default
+
+
+_ENGINE_DEFAULTS = {
+    parameter.name: parameter.default
+    for parameter in msgspec.structs.fields(SamplingParams)
+    if isinstance(parameter.default, bool | int | float)
+}
