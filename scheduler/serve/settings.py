@@ -46,6 +46,10 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     kernels: Annotated[Kernels, _about("Kernel set; auto takes the fastest that is there.")] = "auto"
 
+    threads: Annotated[
+        int | None, _about("Threads the compiled kernels compute with. Default: one per physical core.")
+    ] = None
+
     slots: Annotated[int, _about("Sequences that run at once.")] = SLOTS
     context: Annotated[
         int | None, _about("Positions per slot, at most the model's own. Default: the model's, but not above 4096.")
@@ -115,6 +119,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
         for name in ("slots", "prefill_chunk", "max_body", "max_connections"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        if self.threads is not None:
+            _check("threads", self.threads, self.threads >= 1, ">= 1")
         _check("max_queue", self.max_queue, self.max_queue >= 0, ">= 0")
         if self.context is not None:
             _check("context", self.context, self.context >= 2, ">= 2 (one token in, one out)")
