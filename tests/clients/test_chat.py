@@ -29,10 +29,29 @@ class Chat:
         return self.process.returncode, stdout.decode(), stderr.decode()
 
 
-async def start_chat(url: str, *options: str) -> Chat:
-    pipe = asyncio.subprocess.PIPE
-    command = [sys.executable, "-m", "clients.cli", "chat", "--url", url, *options]
-    return Chat(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe))
+@pytest.fixture(autouse=True)
+def _heed_ctrl_c():
+    """Processes inherit that SIGINT is ignored, as it is in a shell script's background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+async def start_chat(canned):
+    processes = []
+
+    async def start(*options: str, url: str = canned.url) -> Chat:
+        pipe = asyncio.subprocess.PIPE
+        command = [sys.executable, "-m", "clients.cli", "chat", "--url", url, *options]
+        processes.append(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe))
+        return Chat(processes[-1])
+
+    yield start
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
 
 
 async def test_an_answer_is_written_piece_by_piece(canned):
@@ -42,8 +61,8 @@ async def test_an_answer_is_written_piece_by_piece(canned):
     assert pieces == ["Hel", "lo", "!"]
 
 
-async def test_a_conversation_remembers_what_was_said(canned):
-    chat = await start_chat(canned.url, "--system", "Be brief.", "--temperature", "0", "--max-tokens", "9")
+async def test_a_conversation_remembers_what_was_said(canned, start_chat):
+    chat = await start_chat("--system", "Be brief.", "--temperature", "0", "--max-tokens", "9")
     chat.say("Hi")
     chat.say("  ")
     chat.say("More é")
@@ -56,9 +75,9 @@ async def test_a_conversation_remembers_what_was_said(canned):
     assert {(body["model"], body["temperature"], body["max_tokens"]) for body in canned.bodies} == {("canned", 0, 9)}
 
 
-async def test_ctrl_c_stops_the_answer_and_not_the_program(canned):
+async def test_ctrl_c_stops_the_answer_and_not_the_program(canned, start_chat):
     canned.hold = True
-    chat = await start_chat(canned.url)
+    chat = await start_chat()
     chat.say("Hi")
     await chat.read("Hel")
     chat.process.send_signal(signal.SIGINT)
@@ -70,9 +89,9 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(canned):
     assert canned.bodies[1]["messages"][1] == {"role": "assistant", "content": "Hel"}
 
 
-async def test_a_refused_turn_is_reported_and_forgotten(canned):
+async def test_a_refused_turn_is_reported_and_forgotten(canned, start_chat):
     canned.refuse_from = 0
-    chat = await start_chat(canned.url)
+    chat = await start_chat()
     chat.say("Hi")
     chat.say("Hi")
     code, stdout, stderr = await chat.end()
@@ -81,15 +100,15 @@ async def test_a_refused_turn_is_reported_and_forgotten(canned):
     assert [body["messages"] for body in canned.bodies] == [HI, HI]
 
 
-async def test_a_model_cannot_drive_the_terminal(canned):
+async def test_a_model_cannot_drive_the_terminal(canned, start_chat):
     canned.pieces = ["\x1b[2Jred\x07\x9b31m", "\ttab\nline"]
-    chat = await start_chat(canned.url)
+    chat = await start_chat()
     chat.say("Hi")
     assert await chat.end() == (0, "[2Jred31m\ttab\nline\n", "")
 
 
-async def test_without_a_server_it_says_how_to_start_one():
-    chat = await start_chat("http://127.0.0.1:9")
+async def test_without_a_server_it_says_how_to_start_one(start_chat):
+    chat = await start_chat(url="http://127.0.0.1:9")
     code, stdout, stderr = await chat.end()
     assert (code, stdout) == (1, "")
     assert stderr == "Error: no server at http://127.0.0.1:9 (start one with `lockstep serve`)\n"
