@@ -54,7 +54,11 @@ class CacheError(LockstepError, ValueError):
 
 
 class QueueFullError(LockstepError):
-    """The waiting queue is at its limit."""
+    """The waiting queue is at its limit; it will likely have room again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class DrainingError(LockstepError):

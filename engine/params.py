@@ -16,8 +16,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     Greedy when `temperature` or `top_p` is 0. `top_k` of -1 or 0, `top_p`, `min_p` and `typical_p` at their defaults
     are off. `repetition_penalty` looks back `repeat_last_n` tokens, into the prompt too (-1: over all of them, 0: it is
-    off); `presence_penalty` and `frequency_penalty` count generated tokens only. `bad_words` are token id sequences that must not be completed. `logprobs` is None for none, else how many of
-    the likeliest tokens to report beside the chosen one. `max_tokens` None means up to the context.
+    off); `presence_penalty` and `frequency_penalty` count generated tokens only. `bad_words` are token id sequences
+    that must not be completed. `logprobs` is None for none, else how many of the likeliest tokens to report beside the
+    chosen one. `max_tokens` None means up to the context.
 
     Raises `ParamError` naming the field, the value and the limit.
     """

@@ -4,39 +4,50 @@ Sans-io: no clock, no threads, no arrays. Instants and token ids come in as argu
 A caller alternates `schedule` and `update`; `submit` and `finish` may come at any moment, also between the two.
 """
 
-from collections import deque
+import sys
 from collections.abc import Callable
 
 from engine.batch import Result, RowError, Sampled, Scored
 from engine.errors import ContextLengthError, ParamError, QueueFullError
 from scheduler.batch import Batch, Work, decode_work, prefill_work, prompt_copy
 from scheduler.ending import Ending, ending_by_id, finished, hides_its_token
-from scheduler.events import ChoiceFinished, Event, Started
+from scheduler.events import ChoiceFinished, Event, PromptProgress, PromptScored, Started
 from scheduler.metrics import Metrics
 from scheduler.output import Output, TokensOnly
+from scheduler.pace import Pace
 from scheduler.policy import PROMPT_LOGPROBS_CHUNK, Decode, Prefill, View, next_tick
+from scheduler.queue import WaitingQueue
 from scheduler.request import FinishReason, Request
+from scheduler.request_view import RequestView, request_view
 from scheduler.sequence import Sequence
 from scheduler.slots import SlotPool, SlotView
 
 
 class Scheduler:
-    """First come, first served, over a fixed pool of slots.
+    """By priority, then first come, first served, over a fixed pool of slots.
 
     `n_slots` sequences run at once, each of at most `max_len` positions; a prefill chunk has at most `prefill_chunk`
-    tokens; at most `max_queue` requests wait for their first slot; `eos_ids` end a choice unless it ignores them.
+    tokens; at most `max_queue` requests, with `max_queue_tokens` tokens in their prompts together, wait for their first
+    slot; `eos_ids` end a choice unless it ignores them.
     """
 
     def __init__(
-        self, *, n_slots: int, max_len: int, prefill_chunk: int, max_queue: int, eos_ids: frozenset[int]
+        self,
+        *,
+        n_slots: int,
+        max_len: int,
+        prefill_chunk: int,
+        max_queue: int,
+        max_queue_tokens: int = sys.maxsize,
+        eos_ids: frozenset[int],
     ) -> None:
         self.max_len = max_len
         self.metrics = Metrics()
         self._prefill_chunk = prefill_chunk
-        self._max_queue = max_queue
         self._eos_ids = eos_ids
         self._pool = SlotPool(n_slots)
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = WaitingQueue(max_requests=max_queue, max_tokens=max_queue_tokens)
+        self._pace = Pace(n_slots)
         self._running: list[Sequence] = []
         """Every sequence that holds a slot, in order of admission."""
         self._requests: dict[str, tuple[Sequence, ...]] = {}
@@ -80,6 +91,14 @@ class Scheduler:
             )
         return views
 
+    def view(self, request_id: str) -> RequestView | None:
+        """Where an unfinished request is; None if there is no such."""
+        choices = self._requests.get(request_id)
+        if choices is None:
+            return None
+        position = self._waiting.place(request_id)
+        return request_view(choices, position=position, prefilling=self._next_to_prefill())
+
     def unfinished_ids(self) -> list[str]:
         """The ids of all unfinished requests, oldest first."""
         return list(self._requests)
@@ -101,9 +120,8 @@ class Scheduler:
             raise ContextLengthError(num_prompt, self.max_len)
         if request.id in self._requests:
             raise ParamError("request_id", f"request_id {request.id!r} is already running")
-        num_queued = sum(sequence.index == 0 for sequence in self._waiting)
-        if num_queued >= self._max_queue and not self._pool.num_free:
-            raise QueueFullError(f"{num_queued} requests are waiting, the limit is {self._max_queue}")
+        if not self._pool.num_free and (refusal := self._waiting.refusal(num_prompt)):
+            raise QueueFullError(refusal, self._pace.seconds_until(self._waiting.num_before_room(num_prompt)))
 
         limit = self.max_len - num_prompt
         if request.params.max_tokens is not None:
@@ -113,7 +131,7 @@ class Scheduler:
             for index in range(request.n)
         )
         self._requests[request.id] = choices
-        self._waiting.extend(choices)
+        self._waiting.push(choices)
         self.metrics.num_requests += 1
         return self._admit(now)
 
@@ -138,15 +156,12 @@ class Scheduler:
         """What the next tick runs; None if there is nothing to do. Its results must come back through `update`."""
         assert self._in_flight is None, "schedule() before the last batch's update()"
         decoding: list[tuple[Sequence, Sequence | None]] = []
-        prefilling: Sequence | None = None
         for sequence in self._running:
             if sequence.num_computed >= sequence.prefill_end:
                 decoding.append((sequence, None))
             elif (source := self._prefilled_sibling(sequence)) is not None:
                 decoding.append((sequence, source))
-            elif prefilling is None:
-                prefilling = sequence
-
+        prefilling = self._next_to_prefill()
         tick = next_tick(
             View(
                 num_decoding=len(decoding),
@@ -188,13 +203,20 @@ class Scheduler:
         """Give free slots to the head of the queue."""
         events: list[Event] = []
         while self._waiting and self._pool.num_free:
-            sequence = self._waiting.popleft()
+            sequence = self._waiting.pop()
             sequence.slot = self._pool.acquire()
             sequence.t_admitted = now
             self._running.append(sequence)
             if sequence.index == 0:
                 events.append(Started(sequence.request.id, now - sequence.t_arrival))
         return events
+
+    def _next_to_prefill(self) -> Sequence | None:
+        """The sequence that was admitted first of those whose prompts have yet to be computed."""
+        for sequence in self._running:
+            if sequence.num_computed < sequence.prefill_end and self._prefilled_sibling(sequence) is None:
+                return sequence
+        return None
 
     def _prefilled_sibling(self, sequence: Sequence) -> Sequence | None:
         """A choice of the same request whose slot holds all that `sequence` would have to prefill."""
@@ -217,11 +239,26 @@ class Scheduler:
                 return self._fail(sequence, result, now)
             case Scored(logprobs):
                 sequence.prompt_logprobs += logprobs
-            case Sampled():
-                return self._append(sequence, result, now)
-        if sequence.limit == 0 and sequence.num_computed == sequence.num_prompt:
-            return self._end(sequence, Ending(FinishReason.LENGTH), now)
-        return []
+        events = self._prompt_news(work, now)
+        if isinstance(result, Sampled):
+            events += self._append(sequence, result, now)
+        elif sequence.limit == 0 and sequence.num_computed == sequence.num_prompt:
+            events += self._end(sequence, Ending(FinishReason.LENGTH), now)
+        return events
+
+    def _prompt_news(self, work: Work, now: float) -> list[Event]:
+        """What is told of a prompt to who asked for it, when a chunk of it has been computed."""
+        sequence, request = work.sequence, work.sequence.request
+        events: list[Event] = []
+        if sequence.index > 0 or work.chunk.start >= sequence.num_prompt:
+            return events
+        if request.reports_progress:
+            assert sequence.t_admitted is not None
+            elapsed_s = now - sequence.t_admitted
+            events.append(PromptProgress(request.id, sequence.num_prompt, sequence.num_computed, elapsed_s))
+        if sequence.is_scored and sequence.num_computed == sequence.num_prompt:
+            events.append(PromptScored(request.id, (None, *sequence.prompt_logprobs)))
+        return events
 
     def _append(self, sequence: Sequence, sampled: Sampled, now: float) -> list[Event]:
         """One more token: what it releases, and the end of the choice if this is it."""
@@ -275,6 +312,8 @@ class Scheduler:
             self._running.remove(sequence)
             self._pool.release(sequence.slot)
             sequence.slot = None
+            assert sequence.t_admitted is not None
+            self._pace.on_release(now - sequence.t_admitted)
         self.metrics.on_choice_finished(sequence)
         request = sequence.request
         events.append(

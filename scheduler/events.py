@@ -1,6 +1,7 @@
 """What a request's consumer sees: `Started`, any number of `Delta`s, one `ChoiceFinished` per choice, `Finished`.
 
-`Finished` is last and comes exactly once for every submitted request, whatever happened to it.
+`PromptProgress` and `PromptScored` come before the first `Delta`, to who asks for them. `Finished` is last and comes
+exactly once for every submitted request, whatever happened to it.
 """
 
 import msgspec
@@ -21,6 +22,22 @@ class Started(msgspec.Struct, frozen=True):
 
     request_id: str
     queue_s: float
+
+
+class PromptProgress(msgspec.Struct, frozen=True):
+    """So many tokens of the prompt have been computed, `elapsed_s` after the request left the queue."""
+
+    request_id: str
+    num_prompt: int
+    num_computed: int
+    elapsed_s: float
+
+
+class PromptScored(msgspec.Struct, frozen=True):
+    """The whole prompt has been scored: one entry per token, None for the first."""
+
+    request_id: str
+    logprobs: tuple[TokenLogprobs | None, ...]
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -81,4 +98,4 @@ class Finished(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
-Event = Started | Delta | ChoiceFinished | Finished
+Event = Started | PromptProgress | PromptScored | Delta | ChoiceFinished | Finished

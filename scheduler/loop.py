@@ -15,6 +15,7 @@ from scheduler.events import Event, Finished
 from scheduler.metrics import Metrics
 from scheduler.output import Output, TextOutput
 from scheduler.request import FinishReason, Request
+from scheduler.request_view import RequestView
 from scheduler.slots import SlotView
 from scheduler.stream import EventStream, Sink
 
@@ -79,6 +80,10 @@ class EngineLoop:
     def slots(self) -> list[SlotView]:
         """What every slot is doing."""
         return self._scheduler.slots()
+
+    def view(self, request_id: str) -> RequestView | None:
+        """Where an unfinished request is; None if there is no such."""
+        return self._scheduler.view(request_id)
 
     def submit(self, request: Request) -> EventStream:
         """The stream of a request's events; it has begun to wait or run.

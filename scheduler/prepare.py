@@ -1,5 +1,7 @@
 """From a model to a scheduler and a backend that are ready to tick."""
 
+import sys
+
 from engine.batch import Chunk
 from engine.kernels.protocol import Cache
 from engine.model import Model
@@ -7,7 +9,9 @@ from scheduler.backend import ModelBackend
 from scheduler.core import Scheduler
 
 
-def prepare(model: Model, cache: Cache, *, prefill_chunk: int, max_queue: int) -> tuple[Scheduler, ModelBackend]:
+def prepare(
+    model: Model, cache: Cache, *, prefill_chunk: int, max_queue: int, max_queue_tokens: int = sys.maxsize
+) -> tuple[Scheduler, ModelBackend]:
     """A scheduler for the slots of `cache`, and its backend, which has run a first forward and will be fast.
 
     Takes seconds where kernels must be compiled. The cache is empty afterwards.
@@ -19,6 +23,7 @@ def prepare(model: Model, cache: Cache, *, prefill_chunk: int, max_queue: int) -
         max_len=cache.max_len,
         prefill_chunk=prefill_chunk,
         max_queue=max_queue,
+        max_queue_tokens=max_queue_tokens,
         eos_ids=model.tokenizer.eos_ids,
     )
     return scheduler, ModelBackend(model, cache)

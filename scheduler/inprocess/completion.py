@@ -7,7 +7,17 @@ import msgspec
 from engine.batch import TokenLogprobs
 from engine.errors import GenerationError, LockstepError
 from scheduler.choice import ChoiceSoFar
-from scheduler.events import ChoiceFinished, Delta, Event, Finished, Started, Timings, Usage
+from scheduler.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    PromptProgress,
+    PromptScored,
+    Started,
+    Timings,
+    Usage,
+)
 from scheduler.request import FinishReason, Request
 
 
@@ -72,7 +82,7 @@ def completion_of(request: Request, events: Iterable[Event]) -> Completion:
                 choices[event.index].end = event
             case Finished():
                 finished = event
-            case Started():
+            case Started() | PromptProgress() | PromptScored():
                 pass
     assert finished is not None
     assert request.params.seed is not None

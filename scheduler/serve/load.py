@@ -44,7 +44,13 @@ def load(settings: ServeSettings) -> Loaded:
         kv_dtype=settings.kv_dtype,
         kv_cache_mib=round(cache.nbytes() / 2**20, 1),
     )
-    scheduler, backend = prepare(model, cache, prefill_chunk=settings.prefill_chunk, max_queue=settings.max_queue)
+    scheduler, backend = prepare(
+        model,
+        cache,
+        prefill_chunk=settings.prefill_chunk,
+        max_queue=settings.max_queue,
+        max_queue_tokens=settings.max_queue_tokens,
+    )
     return Loaded(
         scheduler=scheduler,
         backend=backend,

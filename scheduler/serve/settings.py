@@ -59,6 +59,9 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         PREFILL_CHUNK
     )
     max_queue: Annotated[int, _about("Requests that may wait for a slot; the next one is refused with 429.")] = 256
+    max_queue_tokens: Annotated[
+        int, _about("Tokens the prompts of waiting requests may have together; one above it is refused with 429.")
+    ] = 262_144
     request_timeout: Annotated[
         float | None, _about("Seconds after which a request is ended, waiting included. Default: no limit.")
     ] = None
@@ -121,7 +124,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
             _check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         if self.threads is not None:
             _check("threads", self.threads, self.threads >= 1, ">= 1")
-        _check("max_queue", self.max_queue, self.max_queue >= 0, ">= 0")
+        for name in ("max_queue", "max_queue_tokens"):
+            _check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
         if self.context is not None:
             _check("context", self.context, self.context >= 2, ">= 2 (one token in, one out)")
         _check_port("port", self.port)

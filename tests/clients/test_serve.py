@@ -77,6 +77,7 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "kv_dtype": (["float32"], "float32"),
     "prefill_chunk": (["64"], 64),
     "max_queue": (["7"], 7),
+    "max_queue_tokens": (["700"], 700),
     "request_timeout": (["2.5"], 2.5),
     "host": (["::1"], "::1"),
     "port": (["0"], 0),

@@ -11,14 +11,31 @@ from scheduler.request import FinishReason, Request
 from tests.fakes import ByteTokenizer, FakeBackend, letters, solo
 
 
-def request(request_id="a", prompt=b"prompt", *, n=1, **params):
-    return Request(id=request_id, prompt_ids=tuple(prompt), n=n, params=SamplingParams(**{"seed": 0, **params}))
+def request(request_id="a", prompt=b"prompt", *, n=1, priority=0, reports_progress=False, **params):
+    return Request(
+        id=request_id,
+        prompt_ids=tuple(prompt),
+        n=n,
+        priority=priority,
+        reports_progress=reports_progress,
+        params=SamplingParams(**{"seed": 0, **params}),
+    )
 
 
 class Driver:
     """`t` is the clock; each tick takes one second."""
 
-    def __init__(self, *, n_slots=4, max_len=64, prefill_chunk=8, max_queue=8, next_token=letters, fault=None):
+    def __init__(
+        self,
+        *,
+        n_slots=4,
+        max_len=64,
+        prefill_chunk=8,
+        max_queue=8,
+        max_queue_tokens=10_000,
+        next_token=letters,
+        fault=None,
+    ):
         self.backend = FakeBackend(next_token) if fault is None else FakeBackend(next_token, fault)
         self.max_len = max_len
         self.scheduler = Scheduler(
@@ -26,6 +43,7 @@ class Driver:
             max_len=max_len,
             prefill_chunk=prefill_chunk,
             max_queue=max_queue,
+            max_queue_tokens=max_queue_tokens,
             eos_ids=ByteTokenizer.eos_ids,
         )
         self.open_output = partial(TextOutput, tokenizer=ByteTokenizer())

@@ -3,7 +3,7 @@ import pytest
 from engine.batch import Copy, RowError
 from engine.errors import ContextLengthError, ParamError, QueueFullError
 from engine.params import SamplingParams
-from scheduler.events import ChoiceFinished, Delta, Finished, Started
+from scheduler.events import ChoiceFinished, Delta, Finished, PromptProgress, PromptScored, Started
 from scheduler.request import FinishReason
 from scheduler.sequence import Sequence
 from tests.fakes import ByteTokenizer
@@ -295,6 +295,111 @@ def test_the_queue_is_bounded_and_counts_whole_requests():
     assert driver.scheduler.num_waiting == 4
     driver.abort("b")
     driver.submit("d")
+
+
+def test_the_queue_is_bounded_in_prompt_tokens_too():
+    driver = Driver(n_slots=1, max_queue_tokens=10)
+    driver.submit("runs", prompt=b"x" * 40)
+    driver.submit("a", prompt=b"x" * 6, n=3)
+    with pytest.raises(QueueFullError, match="6 prompt tokens are waiting, with 5 more the limit 10 is passed"):
+        driver.submit("b", prompt=b"x" * 5)
+    driver.submit("c", prompt=b"x" * 4)
+    driver.abort("a")
+    driver.submit("b", prompt=b"x" * 5)
+
+
+def test_a_full_queue_says_how_long_its_head_will_likely_wait():
+    driver = Driver(n_slots=2, max_queue=1)
+    for name in "ab":
+        driver.submit(name, max_tokens=5)
+    driver.run()  # each held its slot for 1 prefill and, taking turns, 4 decodes and the other's prefill
+    held_s = [driver.finished(name).timings.e2e_s for name in "ab"]
+    for name in "cde":
+        driver.submit(name)
+    with pytest.raises(QueueFullError) as refused:
+        driver.submit("f")
+    assert refused.value.retry_after_s == pytest.approx(sum(held_s) / 2 / 2)
+
+
+def test_lower_priorities_start_first_and_nobody_who_runs_is_disturbed():
+    driver = Driver(n_slots=1)
+    driver.submit("runs", max_tokens=3, priority=9)
+    driver.submit("later", max_tokens=3, priority=1)
+    driver.submit("sooner", max_tokens=3)
+    driver.tick(2)
+    assert driver.is_started("runs")
+    driver.run()
+    started = [name for name in ("runs", "later", "sooner") if driver.is_started(name)]
+    queue_s = {name: driver.finished(name).timings.queue_s for name in started}
+    assert queue_s["runs"] == 0
+    assert queue_s["sooner"] < queue_s["later"]
+    for name in started:
+        driver.assert_equals_solo(name)
+
+
+@pytest.mark.parametrize("prompt", [b"x", b"xy", b"0123456789abcdef-"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_a_scored_prompt_is_told_of_before_the_first_token(prompt, n, max_tokens):
+    driver = Driver(prefill_chunk=5)
+    driver.submit(prompt=prompt, n=n, prompt_logprobs=2, max_tokens=max_tokens)
+    driver.run()
+    events = driver.events["a"]
+    (scored,) = [event for event in events if isinstance(event, PromptScored)]
+    assert scored.logprobs == driver.finished().prompt_logprobs
+    assert not any(isinstance(event, Delta | ChoiceFinished) for event in events[: events.index(scored)])
+
+
+def test_a_prompt_that_is_not_to_be_scored_is_not_told_of():
+    driver = Driver()
+    driver.submit()
+    driver.run()
+    assert not any(isinstance(event, PromptScored | PromptProgress) for event in driver.events["a"])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_progress_is_told_chunk_by_chunk_to_who_asks(n):
+    driver = Driver(prefill_chunk=4, n_slots=1)
+    driver.submit("first", max_tokens=2)
+    driver.submit(prompt=b"0123456789", n=n, reports_progress=True, max_tokens=2)
+    driver.run()
+    events = driver.events["a"]
+    progress = [event for event in events if isinstance(event, PromptProgress)]
+    counts = [4, 8, 10] if n == 1 else [4, 8, 9, 10]
+    assert [event.num_computed for event in progress] == counts
+    assert [event.elapsed_s for event in progress] == [float(tick) for tick in range(1, len(counts) + 1)]
+    assert {event.num_prompt for event in progress} == {10}
+    assert events.index(progress[-1]) < min(i for i, event in enumerate(events) if isinstance(event, Delta))
+    driver.assert_equals_solo()
+
+
+def test_the_view_of_a_request_says_where_it_is_and_what_it_waits_for():
+    driver = Driver(n_slots=2, prefill_chunk=4)
+
+    def view(name):
+        seen = driver.scheduler.view(name)
+        return seen.state, seen.position, seen.waits_for, seen.num_computed, seen.num_output
+
+    driver.submit("a", prompt=b"0123456789")
+    driver.submit("b", prompt=b"01234")
+    driver.submit("c", n=2)
+    driver.submit("d", priority=-1)
+    assert view("a") == ("prefilling", None, None, 0, 0)
+    assert view("b") == ("prefilling", None, "prefill", 0, 0)
+    assert view("c") == ("queued", 2, "slot", 0, 0)
+    assert view("d") == ("queued", 1, "slot", 0, 0)
+    driver.tick(3)
+    assert view("a") == ("decoding", None, None, 10, 1)
+    assert view("b") == ("prefilling", None, None, 0, 0)
+    driver.abort("a")
+    driver.abort("b")
+    driver.abort("d")
+    assert driver.scheduler.view("a") is None
+    driver.tick(4)
+    seen = driver.scheduler.view("c")
+    assert (seen.state, seen.num_choices, seen.num_finished, seen.num_prompt) == ("decoding", 2, 0, 6)
+    assert seen.num_output == len(driver.token_ids("c", 0)) + len(driver.token_ids("c", 1)) > 2
+    assert driver.scheduler.view("nobody") is None
 
 
 def test_without_a_queue_a_free_slot_still_takes_a_request():

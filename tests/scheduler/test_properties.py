@@ -37,6 +37,8 @@ class SchedulerUnderFire(RuleBasedStateMachine):
     @rule(
         prompt=st.binary(min_size=1, max_size=MAX_LEN - 1),
         n=st.sampled_from([1, 1, 1, 2, 3, 7]),
+        priority=st.integers(-1, 1),
+        reports_progress=st.booleans(),
         params=st.fixed_dictionaries(
             {
                 "seed": st.integers(-5, 5),
@@ -51,10 +53,12 @@ class SchedulerUnderFire(RuleBasedStateMachine):
             }
         ),
     )
-    def submit(self, prompt, n, params):
+    def submit(self, prompt, n, priority, reports_progress, params):
         request_id = f"r{len(self.driver.requests)}"
         try:
-            self.driver.submit(request_id, prompt=prompt, n=n, **params)
+            self.driver.submit(
+                request_id, prompt=prompt, n=n, priority=priority, reports_progress=reports_progress, **params
+            )
         except QueueFullError:
             assert all(view.state != "idle" for view in self.driver.scheduler.slots())
 

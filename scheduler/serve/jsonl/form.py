@@ -2,7 +2,7 @@
 
 import uuid
 
-from scheduler.events import ChoiceFinished, Delta, Event, Finished, Started
+from scheduler.events import ChoiceFinished, Delta, Event, Finished, PromptProgress, PromptScored, Started
 from scheduler.request import FinishReason, Request
 from scheduler.serve.call import Call
 from scheduler.serve.http.answers import ids_of, logprobs_of
@@ -71,7 +71,7 @@ class JsonlForm:
         self._endings: list[ChoiceEnding] = []
 
     def line(self, event: Event) -> SocketEvent | None:
-        """What `event` says to the client; None for the end of a choice, which `finished` tells of."""
+        """What `event` says to the client; None for what `finished` tells of."""
         match event:
             case Started():
                 return self._started(event)
@@ -85,6 +85,8 @@ class JsonlForm:
                     completion_tokens=event.num_tokens,
                 )
                 self._endings.append(ending)
+                return None
+            case PromptProgress() | PromptScored():
                 return None
             case Finished():
                 return self._finished(event)

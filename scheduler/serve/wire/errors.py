@@ -1,5 +1,6 @@
 """Refusals in OpenAI's envelope: `{"error":{"message","type","param","code"}}`."""
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ from engine.errors import (
 
 INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_S = 1
+"""Seconds after which a client may ask again where nothing better is known."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -81,7 +83,7 @@ def as_api_error(error: LockstepError) -> ApiError:
                 str(error),
                 kind="rate_limit_error",
                 code="queue_full",
-                headers={"Retry-After": str(RETRY_AFTER_S)},
+                headers={"Retry-After": str(max(RETRY_AFTER_S, math.ceil(error.retry_after_s)))},
             )
         case DrainingError():
             return unavailable("the server is shutting down")

@@ -23,6 +23,7 @@ def test_the_defaults_listen_on_loopback_only_with_sixteen_slots():
         ("prefill_chunk", -1, ">= 1"),
         ("context", 1, ">= 2"),
         ("max_queue", -1, ">= 0"),
+        ("max_queue_tokens", -1, ">= 0"),
         ("port", 65536, r"in \[0, 65535\]"),
         ("port", -1, r"in \[0, 65535\]"),
         ("jsonl_port", 70000, r"in \[0, 65535\]"),
