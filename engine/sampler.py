@@ -34,6 +34,8 @@ Logits = NDArray[np.float32] | NDArray[np.float64]
 
 NUCLEUS_GUESS = 256
 """Tokens sorted at first for `top_p`; eight times as many whenever their mass falls short."""
+LARGEST_SCORE = 1e300
+"""Penalties change no score to more than this, or to less than its negative: the difference of two is finite."""
 
 
 class Distribution(NamedTuple):
@@ -181,8 +183,11 @@ def _penalize(scores: Floats, params: SamplingParams, history: Sequence[int], pr
         if params.repeat_last_n > 0:
             window = window[-params.repeat_last_n :]
         seen = np.unique(np.array(window, np.int64))
+        seen = seen[scores[seen] > -np.inf]
         before = scores[seen]
-        scores[seen] = np.where(before > 0, before / params.repetition_penalty, before * params.repetition_penalty)
+        with np.errstate(over="ignore"):
+            after = np.where(before > 0, before / params.repetition_penalty, before * params.repetition_penalty)
+        scores[seen] = after.clip(-LARGEST_SCORE, LARGEST_SCORE)
     if params.frequency_penalty or params.presence_penalty:
         seen, counts = np.unique(np.array(history, np.int64), return_counts=True)
         scores[seen] -= params.frequency_penalty * counts + params.presence_penalty

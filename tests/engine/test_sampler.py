@@ -111,6 +111,19 @@ def test_repetition_penalty_looks_back_as_far_as_repeat_last_n(last_n, seen):
     assert list(got.values()) == approx(list(expected / expected.sum()))
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-308, 1e-40, 1e40, 1.7e308])
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1.0, 1.7e308])
+def test_the_most_extreme_penalties_still_tell_what_was_seen_from_what_was_not(penalty, temperature):
+    # A positive logit divided by next to nothing is the largest; a negative one multiplied by far too much is the last.
+    logits = np.array([1.0, 3.0, 2.0, -1.0, -2.0, -np.float32(3.4e38)], np.float32)
+    params = SamplingParams(repetition_penalty=penalty, temperature=temperature)
+    chosen = {sample(logits, params, (2, 3, 5), request_rng(seed)).token_id for seed in range(40)}
+    if temperature <= 1:
+        assert chosen == {2} if penalty < 1 else chosen.isdisjoint({3, 5})
+    every = SamplingParams(repetition_penalty=penalty, temperature=temperature, allowed_token_ids=(3, 4))
+    assert sample(logits, every, (3, 4), request_rng(0)).token_id in {3, 4}
+
+
 def test_frequency_and_presence_penalties_count_the_output_only():
     logits = [1.0, 1.0, 1.0]
     expected = np.exp([1.0, 1.0, 1.0 - 2 * 0.5 - 0.25])
