@@ -99,18 +99,22 @@ _GROUPS: dict[str, dict[str, Field]] = {
     },
     "Length and end": {
         "max_tokens": Field(
-            "Tokens to generate at most. 0 only for completions, to score a prompt. More than fits is cut to what "
-            "fits and ends with `length`.",
+            "Tokens to generate at most; 0 scores the prompt. More than fits is cut to what fits and ends with "
+            "`length`.",
             {"minimum": 0},
             default="up to the context",
         ),
+        "ChatRequest.max_tokens": Field(
+            "Tokens to generate at most. More than fits is cut to what fits and ends with `length`.",
+            {"minimum": 1},
+            default="up to the context",
+        ),
+        "ChatRequest.max_completion_tokens": Field("The same; wins over `max_tokens`.", {"minimum": 1}),
         "max_completion_tokens": Field("The same; wins over `max_tokens`.", {"minimum": 0}),
         "min_tokens": Field("No end-of-text token and no stop token before so many tokens.", {"minimum": 0}),
         "stop": Field(
             f"A string or up to {MAX_STOP_STRINGS}: the text ends before the first of them.",
-            {
-                "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}],
-            },
+            {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOP_STRINGS}]},
         ),
         "stop_token_ids": Field("Tokens that end the answer."),
         "ignore_eos": Field("Whether the end-of-text token does not end the answer."),
@@ -136,20 +140,15 @@ _GROUPS: dict[str, dict[str, Field]] = {
         "logit_bias": Field(
             "Token id to what is added to its logit.",
             {
-                "anyOf": [
-                    {
-                        "type": "object",
-                        "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
-                        "additionalProperties": {"type": "number", **_between(-100, 100)},
-                    },
-                    {"type": "null"},
-                ]
+                "type": "object",
+                "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
+                "additionalProperties": {"type": "number", **_between(-100, 100)},
             },
         ),
         "allowed_token_ids": Field("Only these tokens, of which there must be one.", {"minItems": 1}),
         "bad_words": Field(
             f"Up to {MAX_BAD_WORDS} words that must not be completed.",
-            {"anyOf": [{"type": "array", "items": _TEXT, "maxItems": MAX_BAD_WORDS}, {"type": "null"}]},
+            {"type": "array", "items": _TEXT, "maxItems": MAX_BAD_WORDS},
         ),
     },
     "What is reported": {

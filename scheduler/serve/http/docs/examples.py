@@ -118,7 +118,7 @@ EXAMPLES = {
             "token_strs": ["The", " capital", " of", " France", " is"],
         },
     ),
-    "/detokenize": Example(asked={"tokens": [504, 3575]}, answered={"prompt": "The capital"}),
+    "/detokenize": Example(asked={"tokens": [56, 89]}, answered={"prompt": "Hi"}),
     "/health": Example(answered={"status": "ok"}),
     "/ping": Example(answered={"status": "ok"}),
     "/slots": Example(

@@ -110,7 +110,7 @@ def _describe_asked(name: str, component: Json) -> None:
         group, written = found
         if written.limits.keys() & {"type", "anyOf", "enum"}:
             schema.clear()
-        schema.update(written.limits)
+        schema.update(written.limits if written.required else _or_null(written.limits))
         schema["description"] = written.meaning
         schema["x-group"] = group
         default = default_of(field, written)
@@ -121,6 +121,15 @@ def _describe_asked(name: str, component: Json) -> None:
         if written.required:
             component["required"].append(field)
     component["properties"] = dict(sorted(component["properties"].items(), key=lambda item: place_of(name, item[0])))
+
+
+def _or_null(schema: Json) -> Json:
+    """`schema` where null is as good as nothing, unless it does not speak of types."""
+    if "type" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    if "anyOf" in schema:
+        return {"anyOf": [*schema["anyOf"], {"type": "null"}]}
+    return schema
 
 
 def _describe_answered(name: str, component: Json) -> None:
