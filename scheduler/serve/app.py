@@ -120,6 +120,7 @@ class Server:
         Raises what `load` raises.
         """
         loaded = await _in_daemon_thread(lambda: load(self._settings))
+        self._resources.callback(loaded.close)
         engine = EngineLoop(loaded.scheduler, loaded.backend, loaded.tokenizer, on_finished=logs.log_finished)
         service = Service(engine, loaded.tokenizer, loaded.template, self._served(loaded))
         lag = asyncio.create_task(service.exposition.measure_lag())

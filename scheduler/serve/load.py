@@ -1,14 +1,19 @@
 """From a model file to everything a server has that needs no event loop, told of in the log."""
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
+from engine.chat import TEMPLATE_KEY
+from engine.errors import ModelFileError, TemplateError
 from engine.model import Model, Progress
 from scheduler.batch import Backend
 from scheduler.core import Scheduler
 from scheduler.defaults import MAX_CONTEXT
 from scheduler.prepare import prepare
+from scheduler.serve.rendering.isolated import IsolatedTemplate
 from scheduler.serve.service import ChatTemplate, Tokenizer
 from scheduler.serve.settings import ServeSettings
 
@@ -19,7 +24,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger("lockstep.load")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run. `max_len` is the positions a slot holds."""
+    """A model ready to run. `max_len` is the positions a slot holds; `close` ends what else was started for it."""
 
     scheduler: Scheduler
     backend: Backend
@@ -27,6 +32,7 @@ class Loaded:
     template: ChatTemplate | None
     max_len: int
     fingerprint: str
+    close: Callable[[], None] = lambda: None
 
 
 def load(settings: ServeSettings) -> Loaded:
@@ -44,21 +50,35 @@ def load(settings: ServeSettings) -> Loaded:
         kv_dtype=settings.kv_dtype,
         kv_cache_mib=round(cache.nbytes() / 2**20, 1),
     )
-    scheduler, backend = prepare(
-        model,
-        cache,
-        prefill_chunk=settings.prefill_chunk,
-        max_queue=settings.max_queue,
-        max_queue_tokens=settings.max_queue_tokens,
-    )
-    return Loaded(
-        scheduler=scheduler,
-        backend=backend,
-        tokenizer=model.tokenizer,
-        template=model.chat_template,
-        max_len=max_len,
-        fingerprint=model.fingerprint(settings.kv_dtype),
-    )
+    with contextlib.ExitStack() as started:
+        template = None
+        if model.chat_template is not None:
+            template = started.enter_context(contextlib.closing(IsolatedTemplate(model.chat_template)))
+        scheduler, backend = prepare(
+            model,
+            cache,
+            prefill_chunk=settings.prefill_chunk,
+            max_queue=settings.max_queue,
+            max_queue_tokens=settings.max_queue_tokens,
+        )
+        if template is not None:
+            _check(template, model)  # last, since its process has started while the kernels were compiled
+        return Loaded(
+            scheduler=scheduler,
+            backend=backend,
+            tokenizer=model.tokenizer,
+            template=template,
+            max_len=max_len,
+            fingerprint=model.fingerprint(settings.kv_dtype),
+            close=started.pop_all().close,
+        )
+
+
+def _check(template: IsolatedTemplate, model: Model) -> None:
+    try:
+        template.check()
+    except TemplateError as error:
+        raise ModelFileError(model.path, f"does not compile: {error}", TEMPLATE_KEY) from error
 
 
 def context_of(settings: ServeSettings, model_context: int) -> int:

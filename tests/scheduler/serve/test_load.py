@@ -1,6 +1,8 @@
+import contextlib
 import json
 
 import aiohttp
+import psutil
 import pytest
 
 from engine.errors import ModelFileError
@@ -18,22 +20,34 @@ def path(tmp_path_factory):
     return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", max_context=128)
 
 
+@contextlib.contextmanager
+def loading(path, **fields):
+    loaded = load(ServeSettings(model=path, kernels="reference", **fields))
+    with contextlib.closing(loaded):
+        yield loaded
+
+
 def test_a_loaded_model_has_the_slots_and_the_context_asked_for_and_nothing_in_its_cache(path):
-    loaded = load(ServeSettings(model=path, slots=3, context=64, kernels="reference"))
-    assert loaded.max_len == 64
-    assert len(loaded.scheduler.slots()) == 3
-    cache = loaded.backend._cache
-    assert (cache.n_slots, cache.max_len) == (3, 64)
-    assert [cache.seq_len(slot=slot) for slot in range(3)] == [0, 0, 0]
-    assert loaded.template is not None
+    with loading(path, slots=3, context=64) as loaded:
+        assert loaded.max_len == 64
+        assert len(loaded.scheduler.slots()) == 3
+        cache = loaded.backend._cache
+        assert (cache.n_slots, cache.max_len) == (3, 64)
+        assert [cache.seq_len(slot=slot) for slot in range(3)] == [0, 0, 0]
+        assert loaded.template is not None
 
 
 def test_the_fingerprint_tells_kv_dtypes_apart(path):
-    prints = {
-        load(ServeSettings(model=path, kv_dtype=dtype, kernels="reference")).fingerprint
-        for dtype in ("float16", "float32")
-    }
-    assert len(prints) == 2
+    with loading(path, kv_dtype="float16") as half, loading(path, kv_dtype="float32") as full:
+        assert half.fingerprint != full.fingerprint
+
+
+@pytest.mark.parametrize("broken", ["{{ 1 | nothing }}", "{% if %}"])
+def test_a_template_that_does_not_compile_is_refused_at_the_start_and_leaves_no_process(tmp_path, broken):
+    path = write_tiny_llama(tmp_path / "tiny.gguf", chat_template=broken)
+    with pytest.raises(ModelFileError, match=r"tiny\.gguf: tokenizer\.chat_template: does not compile: .*line 1"):
+        load(ServeSettings(model=path, kernels="reference"))
+    assert psutil.Process().children() == []
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path):
