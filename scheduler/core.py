@@ -12,7 +12,7 @@ from engine.errors import ContextLengthError, ParamError, QueueFullError
 from scheduler.batch import Batch, Work, decode_work, prefill_work, prompt_copy
 from scheduler.ending import Ending, ending_by_id, finished, hides_its_token
 from scheduler.events import ChoiceFinished, Event, PromptProgress, PromptScored, Started
-from scheduler.metrics import Metrics
+from scheduler.metrics import Metrics, TickKind
 from scheduler.output import Output, TokensOnly
 from scheduler.pace import Pace
 from scheduler.policy import PROMPT_LOGPROBS_CHUNK, Decode, Prefill, View, next_tick
@@ -42,7 +42,7 @@ class Scheduler:
         eos_ids: frozenset[int],
     ) -> None:
         self.max_len = max_len
-        self.metrics = Metrics()
+        self.metrics = Metrics(max_len)
         self._prefill_chunk = prefill_chunk
         self._eos_ids = eos_ids
         self._pool = SlotPool(n_slots)
@@ -54,6 +54,11 @@ class Scheduler:
         """The choices of every unfinished request."""
         self._in_flight: Batch | None = None
         self._after_prefill = False
+
+    @property
+    def n_slots(self) -> int:
+        """How many choices run at once."""
+        return self._pool.n_slots
 
     @property
     def num_running(self) -> int:
@@ -132,7 +137,7 @@ class Scheduler:
         )
         self._requests[request.id] = choices
         self._waiting.push(choices)
-        self.metrics.num_requests += 1
+        self.metrics.on_submitted(request)
         return self._admit(now)
 
     def finish(
@@ -183,7 +188,8 @@ class Scheduler:
                 )
         self._after_prefill = isinstance(tick, Prefill)
         self._in_flight = batch
-        self.metrics.on_tick(tick, batch.num_tokens)
+        kind: TickKind = "prefill" if isinstance(tick, Prefill) else "decode"
+        self.metrics.on_scheduled(kind, batch.num_tokens, len(self._running))
         return batch
 
     def update(self, batch: Batch, results: list[Result], now: float) -> list[Event]:
@@ -197,6 +203,7 @@ class Scheduler:
         for work, result in zip(batch.work, results, strict=True):
             if not work.sequence.is_finished:
                 events += self._advance(work, result, now)
+        self.metrics.on_updated()
         return events + self._admit(now)
 
     def _admit(self, now: float) -> list[Event]:
@@ -232,8 +239,8 @@ class Scheduler:
         """What one chunk's result means for its sequence."""
         sequence = work.sequence
         sequence.num_computed = work.chunk.start + len(work.chunk.token_ids)
-        if sequence.index == 0 and work.chunk.start < sequence.num_prompt <= sequence.num_computed:
-            self.metrics.prompt_tokens += sequence.num_prompt
+        if sequence.index == 0 and work.chunk.start < sequence.num_prompt:
+            self.metrics.prompt_tokens += len(work.chunk.token_ids)
         match result:
             case RowError():
                 return self._fail(sequence, result, now)
@@ -262,10 +269,11 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, sampled: Sampled, now: float) -> list[Event]:
         """One more token: what it releases, and the end of the choice if this is it."""
-        self.metrics.on_token(sequence.t_last_token, now)
         sequence.output_ids.append(sampled.token_id)
-        if sequence.t_first_token is None:
-            sequence.t_first_token = now
+        if sequence.t_last_token is None:
+            self._note_first_token(sequence, now)
+        else:
+            self.metrics.on_token(now - sequence.t_last_token)
         sequence.t_last_token = now
 
         ending = ending_by_id(sequence, self._eos_ids)
@@ -283,6 +291,12 @@ class Scheduler:
         if ending is not None:
             events += self._end(sequence, ending, now)
         return events
+
+    def _note_first_token(self, sequence: Sequence, now: float) -> None:
+        self.metrics.on_token(None)
+        if all(choice.t_first_token is None for choice in self._requests[sequence.request.id]):
+            self.metrics.on_first_token(now - sequence.t_arrival)
+        sequence.t_first_token = now
 
     def _fail(self, sequence: Sequence, error: RowError, now: float) -> list[Event]:
         """End the whole request of `sequence`, and no other, with an error."""
@@ -323,6 +337,6 @@ class Scheduler:
         if all(choice.is_finished for choice in choices):
             del self._requests[request.id]
             event = finished(choices, now, error)
-            self.metrics.on_finished(event)
+            self.metrics.on_finished(event, choices)
             events.append(event)
         return events

@@ -44,7 +44,7 @@ def finished(choices: tuple[Sequence, ...], now: float, error: RowError | None) 
     return Finished(
         request_id=first.request.id,
         reason=next(reason for reason in _SEVERITY if reason in reasons),
-        usage=Usage(first.num_prompt, sum(len(choice.output_ids) for choice in choices)),
+        usage=Usage(min(first.num_computed, first.num_prompt), sum(len(choice.output_ids) for choice in choices)),
         timings=_timings(choices, now),
         error=error.message if error else None,
         cause=error.cause if error else None,

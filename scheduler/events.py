@@ -70,7 +70,10 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens counted as OpenAI does: the prompt once whatever `n`, every token of every choice, EOS included."""
+    """Tokens counted as OpenAI does: the prompt once whatever `n`, every token of every choice, EOS included.
+
+    Of a request that was ended before its prompt was computed, only the part that was: the rest cost nothing.
+    """
 
     prompt_tokens: int
     completion_tokens: int

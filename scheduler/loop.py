@@ -58,6 +58,16 @@ class EngineLoop:
         return self._scheduler.metrics
 
     @property
+    def n_slots(self) -> int:
+        """How many choices run at once."""
+        return self._scheduler.n_slots
+
+    @property
+    def max_len(self) -> int:
+        """Positions of a slot."""
+        return self._scheduler.max_len
+
+    @property
     def num_running(self) -> int:
         """Choices that hold a slot."""
         return self._scheduler.num_running
@@ -155,10 +165,13 @@ class EngineLoop:
 
     async def _forward(self, batch: Batch) -> list[Result]:
         """The backend's results; if it raises, an error for every row of the batch, and the loop lives on."""
+        t_start = self._clock()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, self._backend.run, batch)
         except Exception as fault:  # noqa: BLE001 - it ends this batch's requests, not the server
             return [RowError("the server failed while computing this request", fault)] * len(batch.work)
+        finally:
+            self.metrics.on_forward(self._clock() - t_start)
 
     def _deliver(self, events: Iterable[Event]) -> None:
         """Each event to its request's sink."""

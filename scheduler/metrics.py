@@ -4,16 +4,18 @@ Names and meanings follow vLLM's metrics; rendering them for Prometheus is the s
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence as Sequence_
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from typing import Literal
 
 from scheduler.events import Finished
-from scheduler.policy import Decode, Prefill
-from scheduler.request import FinishReason
+from scheduler.request import FinishReason, Request
 from scheduler.sequence import Sequence
 
+TickKind = Literal["prefill", "decode"]
+
+# vLLM's bounds, so that one query covers both servers (vllm/v1/metrics/loggers.py).
 TOKEN_GAP_BUCKETS_S = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 FIRST_TOKEN_BUCKETS_S = (
@@ -21,14 +23,24 @@ FIRST_TOKEN_BUCKETS_S = (
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
 REQUEST_BUCKETS_S = (
-    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-TOKEN_COUNT_BUCKETS = (
-    *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0),
-    *(1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0),
+ITERATION_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CHOICES_BUCKETS = (1, 2, 5, 10, 20)
+
+# Ours are finer: a tick of a small model takes milliseconds.
+TICK_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+TICK_BUCKETS_S = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 10.0),
 )
-TICK_TOKEN_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
+
+
+def token_count_buckets(limit: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to `limit`: vLLM's bounds for counts of tokens in a context of that length."""
+    bounds = (mantissa * 10**exponent for exponent in range(len(str(limit))) for mantissa in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= limit)
 
 
 class Histogram:
@@ -36,8 +48,8 @@ class Histogram:
 
     __slots__ = ("bounds", "counts", "sum")
 
-    def __init__(self, bounds: Sequence_[float]) -> None:
-        self.bounds = tuple(bounds)
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(map(float, bounds))
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
@@ -52,72 +64,115 @@ class Histogram:
         self.sum += value
 
 
-def _seconds() -> Histogram:
+def _latencies() -> Histogram:
     return Histogram(REQUEST_BUCKETS_S)
 
 
-def _tokens() -> Histogram:
-    return Histogram(TOKEN_COUNT_BUCKETS)
+class Ticks:
+    """The forwards of one kind: rows of each, and seconds from handing it over until its results were back."""
+
+    __slots__ = ("seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = Histogram(TICK_TOKEN_BUCKETS)
+        self.seconds = Histogram(TICK_BUCKETS_S)
 
 
-@dataclass(slots=True)
 class Metrics:
-    """Totals since the start.
+    """Totals since the start, for slots of `max_len` positions.
 
-    `num_requests` counts what was submitted; `num_finished` by reason adds up to it once all have ended. Prompt tokens
-    count when their prefill is complete, once whatever `n`; generation tokens as they are sampled, EOS included.
-    Inter-token latency (`itl_s`) and time per output token (`tpot_s`: its mean within a choice) are per choice, the
-    rest per request.
+    `num_requests` counts what was submitted; `num_finished` by reason adds up to it once all have ended, and then the
+    tokens of all `Finished.usage` add up to `prompt_tokens` and `generation_tokens`, which grow as prompts are computed
+    and tokens are sampled, EOS included. Inter-token latency (`itl_s`) and time per output token (`tpot_s`: its mean
+    within a choice) are per choice, the rest per request. `decode_gap_s` is per tick: how long whoever had waited
+    longest for a next token had waited.
     """
 
-    num_requests: int = 0
-    num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefill_ticks: int = 0
-    decode_ticks: int = 0
-    tick_tokens: Histogram = field(default_factory=lambda: Histogram(TICK_TOKEN_BUCKETS))
-    ttft_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BUCKETS_S))
-    itl_s: Histogram = field(default_factory=lambda: Histogram(TOKEN_GAP_BUCKETS_S))
-    tpot_s: Histogram = field(default_factory=lambda: Histogram(TOKEN_GAP_BUCKETS_S))
-    e2e_s: Histogram = field(default_factory=_seconds)
-    queue_s: Histogram = field(default_factory=_seconds)
-    prefill_s: Histogram = field(default_factory=_seconds)
-    decode_s: Histogram = field(default_factory=_seconds)
-    request_prompt_tokens: Histogram = field(default_factory=_tokens)
-    request_generation_tokens: Histogram = field(default_factory=_tokens)
+    def __init__(self, max_len: int) -> None:
+        token_counts = token_count_buckets(max_len)
+        self.num_requests = 0
+        self.num_finished = dict.fromkeys(FinishReason, 0)
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.longest = 0
+        """The most positions a choice that has ended had computed."""
+        self.busy_slots = 0
+        """Summed over ticks."""
+        self.ticks: dict[TickKind, Ticks] = {"prefill": Ticks(), "decode": Ticks()}
+        self.iteration_tokens = Histogram(ITERATION_TOKEN_BUCKETS)
+        self.decode_gap_s = Histogram(TICK_BUCKETS_S)
+        self.ttft_s = Histogram(FIRST_TOKEN_BUCKETS_S)
+        self.itl_s = Histogram(TOKEN_GAP_BUCKETS_S)
+        self.tpot_s = Histogram(TOKEN_GAP_BUCKETS_S)
+        self.e2e_s = _latencies()
+        self.queue_s = _latencies()
+        self.prefill_s = _latencies()
+        self.decode_s = _latencies()
+        self.inference_s = _latencies()
+        """Prefill and decode together."""
+        self.request_prompt_tokens = Histogram(token_counts)
+        self.request_generation_tokens = Histogram(token_counts)
+        self.request_longest_choice_tokens = Histogram(token_counts)
+        self.params_n = Histogram(CHOICES_BUCKETS)
+        self.params_max_tokens = Histogram(token_counts)
+        """Of requests that set it."""
+        self._running_kind: TickKind = "prefill"
+        self._longest_gap_s: float | None = None
 
-    def on_tick(self, kind: Prefill | Decode, num_tokens: int) -> None:
-        """One forward is about to run."""
-        if isinstance(kind, Prefill):
-            self.prefill_ticks += 1
-        else:
-            self.decode_ticks += 1
-        self.tick_tokens.observe(num_tokens)
+    def on_submitted(self, request: Request) -> None:
+        """One request was taken in."""
+        self.num_requests += 1
+        self.params_n.observe(request.n)
+        if request.params.max_tokens is not None:
+            self.params_max_tokens.observe(request.params.max_tokens)
 
-    def on_token(self, t_previous: float | None, now: float) -> None:
-        """One token was sampled; `t_previous` is when the one before it in its choice was, None for the first."""
+    def on_scheduled(self, kind: TickKind, num_tokens: int, num_busy: int) -> None:
+        """One forward of `num_tokens` rows is about to run while `num_busy` slots are taken."""
+        self._running_kind = kind
+        self.ticks[kind].tokens.observe(num_tokens)
+        self.iteration_tokens.observe(num_tokens)
+        self.busy_slots += num_busy
+
+    def on_forward(self, seconds: float) -> None:
+        """The forward scheduled last took `seconds`."""
+        self.ticks[self._running_kind].seconds.observe(seconds)
+
+    def on_first_token(self, ttft_s: float) -> None:
+        """The first token of a request's choices was sampled."""
+        self.ttft_s.observe(ttft_s)
+
+    def on_token(self, gap_s: float | None) -> None:
+        """One token was sampled, `gap_s` after the one before it in its choice, None for the first."""
         self.generation_tokens += 1
-        if t_previous is not None:
-            self.itl_s.observe(now - t_previous)
+        if gap_s is not None:
+            self.itl_s.observe(gap_s)
+            if self._longest_gap_s is None or gap_s > self._longest_gap_s:
+                self._longest_gap_s = gap_s
+
+    def on_updated(self) -> None:
+        """Every token of a tick has been counted."""
+        if self._longest_gap_s is not None:
+            self.decode_gap_s.observe(self._longest_gap_s)
+            self._longest_gap_s = None
 
     def on_choice_finished(self, sequence: Sequence) -> None:
         """One choice is over."""
+        self.longest = max(self.longest, sequence.num_computed)
         num_gaps = len(sequence.output_ids) - 1
         if num_gaps > 0:
             assert sequence.t_first_token is not None
             assert sequence.t_last_token is not None
             self.tpot_s.observe((sequence.t_last_token - sequence.t_first_token) / num_gaps)
 
-    def on_finished(self, finished: Finished) -> None:
-        """One request is over."""
+    def on_finished(self, finished: Finished, choices: Iterable[Sequence]) -> None:
+        """One request is over, all its `choices` are."""
         timings = finished.timings
         self.num_finished[finished.reason] += 1
         self.e2e_s.observe(timings.e2e_s)
         self.queue_s.observe(timings.queue_s)
         self.prefill_s.observe(timings.prefill_s)
         self.decode_s.observe(timings.decode_s)
-        if timings.ttft_s is not None:
-            self.ttft_s.observe(timings.ttft_s)
+        self.inference_s.observe(timings.prefill_s + timings.decode_s)
         self.request_prompt_tokens.observe(finished.usage.prompt_tokens)
         self.request_generation_tokens.observe(finished.usage.completion_tokens)
+        self.request_longest_choice_tokens.observe(max(len(choice.output_ids) for choice in choices))

@@ -109,11 +109,13 @@ class SchedulerUnderFire(RuleBasedStateMachine):
         self.driver.assert_all_slots_free()
         metrics = self.driver.scheduler.metrics
         assert metrics.num_requests == sum(metrics.num_finished.values()) == len(self.driver.requests)
-        completion_tokens = 0
+        prompt_tokens = completion_tokens = 0
         for request_id in self.driver.requests:
             self.check_events(request_id)
-            completion_tokens += self.driver.finished(request_id).usage.completion_tokens
-        assert metrics.generation_tokens == completion_tokens
+            usage = self.driver.finished(request_id).usage
+            prompt_tokens += usage.prompt_tokens
+            completion_tokens += usage.completion_tokens
+        assert (metrics.prompt_tokens, metrics.generation_tokens) == (prompt_tokens, completion_tokens)
 
     def check_events(self, request_id):
         events = self.driver.events[request_id]

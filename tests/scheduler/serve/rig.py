@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from engine.errors import TemplateError
+from scheduler.events import Finished
 from scheduler.loop import EngineLoop
 from scheduler.serve.http.protocol import Runner
 from scheduler.serve.http.routes import build_app
@@ -185,10 +186,11 @@ async def serve(
     n_slots: int = 4,
     max_queue: int = 16,
     max_len: int = MAX_LEN,
+    on_finished: Callable[[Finished], None] = lambda _finished: None,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """A running server; `settings` are fields of `ServeSettings`."""
-    engine = fake_loop(backend, n_slots=n_slots, max_len=max_len, max_queue=max_queue)
+    engine = fake_loop(backend, n_slots=n_slots, max_len=max_len, max_queue=max_queue, on_finished=on_finished)
     given = ServeSettings(model=Path(f"{MODEL}.gguf"), **settings)
     model = ServedModel(
         names=given.model_names,
