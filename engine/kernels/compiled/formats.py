@@ -85,6 +85,9 @@ class Matrix:
         return self.format.tile_bytes(self.blocks)
 
 
+_SMALLEST_NORMAL, _LARGEST = 2.0**-14, 65504.0  # of float16
+
+
 def round_up(n: int, multiple: int) -> int:
     """The least multiple of `multiple` that is >= n."""
     return -(-n // multiple) * multiple
@@ -103,7 +106,8 @@ def allocate(n_bytes: int) -> NDArray[np.uint8]:
 def pack(tensor: Tensor, rows_multiple: int = TILE) -> Matrix:
     """`tensor` [N, K] in tiles; N is padded to `rows_multiple` and K to 32 with weights that are zero.
 
-    A float32 tensor is rounded to 8 bits: per 32 weights, scale = the largest magnitude / 127 as float16.
+    A float32 tensor is rounded to 8 bits: per 32 weights, scale = the largest magnitude / 127, as float16 where that
+    has it in full precision.
     """
     quantized = tensor if isinstance(tensor, Quantized) else _quantize(tensor)
     quantized = _padded(quantized, rows_multiple)
@@ -170,7 +174,7 @@ def _padded(q: Quantized, rows_multiple: int) -> Quantized:
 
 
 def _quantize(weights: NDArray[np.float32]) -> Quantized:
-    """Float weights rounded to signed 8 bits per 32-block, as Q8_0 does; the unsigned code is 128 more."""
+    """Float weights rounded to signed 8 bits per 32-block; the unsigned code is 128 more."""
     n, k = weights.shape
     width = round_up(k, BLOCK)
     codes = np.empty((n, width), np.uint8)
@@ -178,10 +182,12 @@ def _quantize(weights: NDArray[np.float32]) -> Quantized:
     step = max(1, (1 << 20) // width)
     for start in range(0, n, step):
         part = np.pad(weights[start : start + step], ((0, 0), (0, width - k))).reshape(-1, width // BLOCK, BLOCK)
-        largest = np.abs(part).max(axis=-1)
-        rounded = (largest / np.float32(127)).astype(np.float16).astype(np.float32)
-        inverse = np.divide(np.float32(1), rounded, out=np.zeros_like(rounded), where=rounded > 0)
-        signed = np.clip(np.rint(part * inverse[..., None]), -127, 127)
-        codes[start : start + step] = (signed + 128).astype(np.uint8).reshape(-1, width)
+        exact = np.abs(part).max(axis=-1) / np.float32(127)
+        with np.errstate(over="ignore", invalid="ignore"):  # not a number stays one, in the scale
+            is_normal = (exact >= _SMALLEST_NORMAL) & (exact <= _LARGEST)
+            rounded = np.where(is_normal, exact.astype(np.float16).astype(np.float32), exact)
+            inverse = np.divide(np.float32(1), rounded, out=np.zeros_like(rounded), where=rounded > 0)
+            signed = np.clip(np.rint(part * inverse[..., None]), -127, 127)
+            codes[start : start + step] = (signed + 128).astype(np.uint8).reshape(-1, width)
         scale[start : start + step] = rounded
     return Quantized(codes, scale, -128 * scale, BLOCK, 8)

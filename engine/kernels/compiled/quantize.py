@@ -7,7 +7,7 @@ records in order; a row's quantization depends on that row's 32 values alone.
 
 from collections.abc import Sequence
 
-from engine.kernels.compiled.lang import I8, LANES, F32x16, Function, Value
+from engine.kernels.compiled.lang import F32, I8, LANES, F32x16, Function, I32x16, Value
 from engine.kernels.compiled.vectors import fold, magnitude, round_to_int
 
 PANEL_ROWS = 8
@@ -21,8 +21,11 @@ RECORD_BYTES = FIRST_SUMS + 4 * PANEL_ROWS
 
 def quantize_block(f: Function, halves: Sequence[Value], record: Value, row: Value) -> None:
     """Write 32 floats, 16 and 16, as row `row` (0..7) of `record`: scale = the largest magnitude / 127."""
-    largest = fold(magnitude(halves[0]).maximum(magnitude(halves[1])), Value.maximum)
-    inverse = (largest > 0.0).select(f.constant(largest.type, 127.0) / largest, f.constant(largest.type, 0.0))
+    low, high = (magnitude(half).bitcast(I32x16) for half in halves)
+    # As integers, magnitudes have the floats' order, infinities and NaNs being the largest: these reach the scale, and
+    # through it every output of this row.
+    largest = fold(low.maximum(high), Value.maximum).bitcast(F32)
+    inverse = (largest > 0.0).select(f.constant(F32, 127.0) / largest, f.constant(F32, 0.0))
     scale = largest / 127.0
     codes = record + row * BLOCK
     sums = []
@@ -33,7 +36,7 @@ def quantize_block(f: Function, halves: Sequence[Value], record: Value, row: Val
     total = sums[0] + sums[1]
     entry = record + row * 4
     (entry + SCALES).store(scale)
-    (entry + SCALED_SUMS).store(scale * total.to(F32x16.element))
+    (entry + SCALED_SUMS).store(scale * total.to(F32))
     (entry + SUMS).store(total)
     (entry + FIRST_SUMS).store(sums[0])
 

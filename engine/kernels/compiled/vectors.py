@@ -34,8 +34,9 @@ def round_to_int(values: Value) -> Value:
 
 
 def exp(f: Function, path: CPUPath, x: Value) -> Value:
-    """e^x of 16 lanes, within 2 ulp; below -87 as at -87, above 88 as at 88."""
-    x = x.maximum(f.constant(F32x16, -87.0)).minimum(f.constant(F32x16, 88.0))
+    """e^x of 16 lanes, within 2 ulp; below -87 as at -87, above 88 as at 88; NaN stays NaN."""
+    x = (x < -87.0).select(f.constant(F32x16, -87.0), x)
+    x = (x > 88.0).select(f.constant(F32x16, 88.0), x)
     k = (x * _LOG2_E + _ROUND) - _ROUND
     r = path.fma(f, k, f.constant(F32x16, -_LN2_HIGH), x)
     r = path.fma(f, k, f.constant(F32x16, -_LN2_LOW), r)

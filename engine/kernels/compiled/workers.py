@@ -54,16 +54,28 @@ class Workers:
 
 
 def physical_cores() -> int:
-    """Physical cores this process may run on, at least 1: a second thread on a core shares its dot-product unit."""
+    """Physical cores this process may use, at least 1: a second thread on a core shares its dot-product unit."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     siblings = set()
     for cpu in os.sched_getaffinity(0):
-        try:
-            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
-        except OSError:
-            siblings.add(str(cpu))
-    return len(siblings)
+        shared = _read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings.add(shared or str(cpu))
+    return max(1, min(len(siblings), _quota()))
+
+
+def _quota() -> int:
+    """Whole cores of time that a container's control group grants; many if it sets no limit."""
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    return int(quota) // int(period) if quota.isdigit() else sys.maxsize
+
+
+def _read(path: str) -> str:
+    """The text of a file of the system, empty if there is none."""
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _live(worker: "ctypes._FuncPointer", control: NDArray[np.uint8], _code: Library) -> None:

@@ -69,6 +69,13 @@ def test_float_weights_of_any_size_become_8_bits_and_zeros_fill_up(n, k):
     assert not packed[:, k:].any()
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e6, 1e30])
+def test_float_weights_of_any_magnitude_keep_their_precision(size):
+    weights = (np.random.default_rng(0).normal(0, 1, (16, 32)) * size).astype(np.float32)
+    packed = np.array([row_weights(PATHS[0], pack(weights), row) for row in range(16)])
+    assert np.abs(packed - weights).max() <= np.abs(weights).max() / 127
+
+
 def test_large_matrices_are_packed_in_parts_like_small_ones():
     tensor = random_tensor("Q4_1", 16 * 300, 1024)
     matrix = pack(tensor)

@@ -144,6 +144,28 @@ def test_forwards_from_several_threads_take_turns(by_threads):
     assert not wrong
 
 
+def test_what_is_not_finite_stays_in_its_own_row_and_is_seen(tmp_path):
+    """Not turned into a plausible number by the rounding to 8 bits, nor by the softmax."""
+    embedding = np.random.default_rng(0).normal(0, 1, (VOCAB, 64)).astype(np.float32)
+    for token_id, number in ((7, np.nan), (8, np.inf)):
+        embedding[token_id, 40] = number
+    path = write_tiny_llama(tmp_path / "m.gguf", tied=False, tensors={"token_embd.weight": embedding})
+    model = Loaded(CompiledKernels(), path)
+    sound = prompt(20)
+    sound = tuple(id_ for id_ in sound if id_ not in {7, 8})
+    alone = model.all_logits(sound)
+    for poison in (7, 8):
+        cache = model.cache(2, 32)
+        logits = model.forward([Chunk(0, 0, (1, poison, 2), 3), Chunk(1, 0, sound, len(sound))], cache)
+        np.testing.assert_array_equal(logits[3:], alone)
+        # What comes after it attends to it.
+        assert model.kernels.argmax(logits[:3]).tolist() == [alone_argmax(model, 1), -1, -1]
+
+
+def alone_argmax(model, token_id):
+    return int(model.all_logits((token_id,))[0].argmax())
+
+
 def test_worker_threads_end_with_their_kernel_set():
     before = set(threading.enumerate())
     kernels = CompiledKernels(threads=4)
