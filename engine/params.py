@@ -1,7 +1,7 @@
 """How tokens are chosen: plain data, validated once, no numpy."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import msgspec
 
@@ -65,6 +65,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         for word in self.bad_words:
             check_token_ids("bad_words", word, vocab_size)
+
+    def check_leaves_a_token(self, eos_ids: Set[int]) -> None:
+        """Raise `ParamError` if no token at all may come first."""
+        if self.allowed_token_ids is None:
+            return
+        forbidden = {word[0] for word in self.bad_words if len(word) == 1}
+        if self.min_tokens > 0:
+            forbidden |= eos_ids | set(self.stop_token_ids)
+        if forbidden.issuperset(self.allowed_token_ids):
+            raise ParamError("allowed_token_ids", "bad_words and min_tokens together forbid all of allowed_token_ids")
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, math.inf)

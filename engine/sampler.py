@@ -58,7 +58,7 @@ def sample(
 
     `logits` float32 [V] is left as it is. The draw is `rng`'s at position len(prompt) + len(history).
 
-    Raises `LogitsError` if a logit is not finite or every token is forbidden, `ParamError` for a token id in `params`
+    Raises `LogitsError` if a logit is not finite, `ParamError` if every token is forbidden or for a token id in `params`
     that is not below V.
     """
     scores = _scores(logits, params, history, prompt, eos_ids)
@@ -144,7 +144,7 @@ def _scores(
     if is_penalized:
         _penalize(scores, params, history, prompt)
     if scores.max() == -np.inf:
-        raise LogitsError("allowed_token_ids, bad_words and min_tokens together forbid every token")
+        raise ParamError("allowed_token_ids", "allowed_token_ids, bad_words and min_tokens together forbid every token")
     return scores
 
 

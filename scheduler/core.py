@@ -114,13 +114,15 @@ class Scheduler:
         """Take `request` in, and let it start if slots are free. `open_output` makes each choice's way out.
 
         Raises `ContextLengthError` for a prompt that fills the context, `QueueFullError`, and `ParamError` for an
-        empty prompt, n < 1 or the id of an unfinished request. Nothing has changed then.
+        empty prompt, n < 1, the id of an unfinished request or parameters that leave no token to choose. Nothing has
+        changed then.
         """
         num_prompt = len(request.prompt_ids)
         if num_prompt == 0:
             raise ParamError("prompt", "prompt must have at least one token")
         if request.n < 1:
             raise ParamError("n", f"n must be >= 1, got {request.n}")
+        request.params.check_leaves_a_token(self._eos_ids)
         if num_prompt >= self.max_len:
             raise ContextLengthError(num_prompt, self.max_len)
         if request.id in self._requests:

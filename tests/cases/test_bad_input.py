@@ -70,6 +70,24 @@ def test_27_a_prompt_that_is_no_prompt_is_refused(server: LiveServer, prompt, st
     server.complete(prompt, max_tokens=1, stream=stream).refused(param="prompt")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_tokens": 2, "allowed_token_ids": [2]},
+        {"min_tokens": 2, "allowed_token_ids": [7], "stop_token_ids": [7]},
+        {"bad_words": ["Hello"], "allowed_token_ids": [19556]},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_parameters_that_leave_no_token_to_choose_are_refused(server: LiveServer, fields, stream):
+    server.complete("Hi", max_tokens=4, stream=stream, **fields).refused(param="allowed_token_ids")
+
+
+def test_parameters_that_leave_no_token_later_on_are_refused_too(server: LiveServer):
+    fields = {"bad_words": ["HelloHello"], "allowed_token_ids": [19556]}
+    server.complete("Hi", max_tokens=4, **fields).refused(param="allowed_token_ids")
+
+
 def test_27_a_prompt_of_ids_is_taken_as_it_is(server: LiveServer):
     reply = server.complete([19556], max_tokens=1, echo=True).json
     assert reply["usage"]["prompt_tokens"] == 1

@@ -196,7 +196,7 @@ def test_logits_that_are_not_finite_are_refused(bad, temperature):
 
 
 def test_forbidding_every_token_is_refused():
-    with pytest.raises(LogitsError, match="every token"):
+    with pytest.raises(ParamError, match="every token"):
         shares(allowed_token_ids=(0,), bad_words=((0,),))
 
 

@@ -18,7 +18,7 @@ from scheduler.serve.http.serving import SERVING, SETTINGS
 from scheduler.serve.http.sse import EventWriter
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
-from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error
+from scheduler.serve.wire.errors import ApiError, as_api_error, failure_of, internal_error
 from scheduler.serve.wire.generation import Answer
 
 Prepare = Callable[[Service, bytes], AnswerForm]
@@ -131,8 +131,7 @@ async def _time_limit(settings: ServeSettings) -> AsyncIterator[None]:
 
 def _raise_if_failed(finished: Finished) -> None:
     if finished.reason is FinishReason.ERROR:
-        assert finished.error is not None
-        raise internal_error(finished.error)
+        raise failure_of(finished)
 
 
 def _in_order(finished: dict[int, Finished]) -> list[Finished]:

@@ -7,7 +7,7 @@ from scheduler.request import FinishReason, Request
 from scheduler.serve.call import Call
 from scheduler.serve.http.answers import ids_of, logprobs_of
 from scheduler.serve.service import Service
-from scheduler.serve.wire.errors import internal_error
+from scheduler.serve.wire.errors import failure_of
 from scheduler.serve.wire.logprobs import chat_logprobs, prompt_logprobs
 from scheduler.serve.wire.socket import (
     ChoiceEnding,
@@ -111,8 +111,7 @@ class JsonlForm:
 
     def _finished(self, event: Finished) -> FinishedEvent | ErrorEvent:
         if event.reason is FinishReason.ERROR:
-            error = internal_error(event.error) if event.error else internal_error()
-            return ErrorEvent(id=self._id, error=error.envelope.error)
+            return ErrorEvent(id=self._id, error=failure_of(event).envelope.error)
         line = FinishedEvent(
             id=self._id,
             finish_reason=event.reason,

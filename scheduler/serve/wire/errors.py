@@ -14,6 +14,7 @@ from engine.errors import (
     QueueFullError,
     TemplateError,
 )
+from scheduler.events import Finished
 
 INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_S = 1
@@ -89,6 +90,13 @@ def as_api_error(error: LockstepError) -> ApiError:
             return unavailable("the server is shutting down")
         case _:
             return internal_error()
+
+
+def failure_of(finished: Finished) -> ApiError:
+    """What a client is told of a request that ended with an error: its own mistake if it was one."""
+    if isinstance(finished.cause, ParamError):
+        return as_api_error(finished.cause)
+    return internal_error(finished.error) if finished.error else internal_error()
 
 
 def unavailable(message: str) -> ApiError:

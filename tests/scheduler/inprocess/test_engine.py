@@ -9,7 +9,6 @@ from engine.errors import (
     ContextLengthError,
     DrainingError,
     GenerationError,
-    LogitsError,
     ModelFileError,
     ParamError,
     TemplateError,
@@ -326,8 +325,8 @@ async def test_a_request_that_fails_raises_what_it_failed_of_and_the_others_go_o
 
 
 async def test_a_refusal_met_while_running_is_raised_as_it_is(engine):
-    forbidden = SamplingParams(allowed_token_ids=(5,), bad_words=((5,),))
-    with pytest.raises(LogitsError):
+    forbidden = SamplingParams(allowed_token_ids=(5,), bad_words=((5, 5),), ignore_eos=True)
+    with pytest.raises(ParamError, match="allowed_token_ids"):
         await engine.complete("Hello", params=forbidden)
 
 
