@@ -1,7 +1,8 @@
 """How tokens are chosen: plain data, validated once, no numpy."""
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -66,7 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for word in self.bad_words:
             check_token_ids("bad_words", word, vocab_size)
 
-    def check_leaves_a_token(self, eos_ids: Set[int]) -> None:
+    def check_leaves_a_token(self, eos_ids: AbstractSet[int]) -> None:
         """Raise `ParamError` if no token at all may come first."""
         if self.allowed_token_ids is None:
             return

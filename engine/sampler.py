@@ -58,8 +58,8 @@ def sample(
 
     `logits` float32 [V] is left as it is. The draw is `rng`'s at position len(prompt) + len(history).
 
-    Raises `LogitsError` if a logit is not finite, `ParamError` if every token is forbidden or for a token id in `params`
-    that is not below V.
+    Raises `LogitsError` if a logit is not finite, `ParamError` if every token is forbidden or a token id in `params` is
+    not below V.
     """
     scores = _scores(logits, params, history, prompt, eos_ids)
     if params.is_greedy:
