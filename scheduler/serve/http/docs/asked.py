@@ -95,6 +95,7 @@ _GROUPS: dict[str, dict[str, Field]] = {
         "stream_options": Field("Only with `stream`."),
         "include_usage": Field("Whether the stream ends with a chunk of token counts.", default=False),
         "continuous_usage_stats": Field("With `include_usage`: counts in every chunk.", default=False),
+        "priority": Field("Of those that wait, the lowest starts first.", default=0),
         "request_id": Field("A name for the call; it becomes part of `id`.", {"pattern": r"^[A-Za-z0-9_.:\-]{1,128}$"}),
     },
     "Length and end": {
@@ -111,6 +112,7 @@ _GROUPS: dict[str, dict[str, Field]] = {
         ),
         "ChatRequest.max_completion_tokens": Field("The same; wins over `max_tokens`.", {"minimum": 1}),
         "max_completion_tokens": Field("The same; wins over `max_tokens`.", {"minimum": 0}),
+        "n_predict": Field("llama-server's name for `max_tokens`, which wins; -1 is no limit.", {"minimum": -1}),
         "min_tokens": Field("No end-of-text token and no stop token before so many tokens.", {"minimum": 0}),
         "stop": Field(
             f"A string or up to {MAX_STOP_STRINGS}: the text ends before the first of them.",
@@ -132,6 +134,8 @@ _GROUPS: dict[str, dict[str, Field]] = {
             "Divides or multiplies the logits of tokens in the prompt and the answer; 1 is off.",
             {"exclusiveMinimum": 0},
         ),
+        "repeat_penalty": Field("llama-server's name for `repetition_penalty`, which wins.", {"exclusiveMinimum": 0}),
+        "repeat_last_n": Field("How many tokens the repetition penalty looks back; -1 is all.", {"minimum": -1}),
         "presence_penalty": Field("Subtracted once from tokens the answer has.", _between(-2, 2)),
         "frequency_penalty": Field("Subtracted per occurrence in the answer.", _between(-2, 2)),
         "seed": Field(
@@ -166,6 +170,8 @@ _GROUPS: dict[str, dict[str, Field]] = {
             "Whether the text begins with the prompt's. With `logprobs` not in a stream.", default=False
         ),
         "return_token_ids": Field("Whether to report the ids of prompt and answer.", default=False),
+        "timings_per_token": Field("In a stream: the timings so far in every chunk.", default=False),
+        "return_progress": Field("In a stream: a chunk for each piece of the prompt that is computed.", default=False),
         "skip_special_tokens": Field("Whether control tokens are left out of the text."),
     },
     "The prompt": {
@@ -175,6 +181,7 @@ _GROUPS: dict[str, dict[str, Field]] = {
         ),
         "continue_final_message": Field("Whether the answer goes on inside the last message.", default=False),
         "chat_template_kwargs": Field("Variables for the model's template."),
+        "chat_template_now": Field("What the template is told the time is, as ISO 8601.", default="the server's clock"),
         "TokenizeRequest.prompt": Field("A text; either this or `messages`."),
         "TokenizeRequest.messages": Field("A conversation; either this or `prompt`.", _MESSAGES),
         "add_special_tokens": Field(
@@ -186,13 +193,13 @@ _GROUPS: dict[str, dict[str, Field]] = {
 }
 
 _GROUPS[UNSUPPORTED] = {
-    name: Field("Nothing is done about it.", {"enum": [None, *harmless]})
-    for name, harmless in (generation.ASKS_FOR_NOTHING | chat.ASKS_FOR_NOTHING).items()
-    if name != "echo"
-} | {
     "ChatRequest.echo": Field("For completions only.", {"enum": [None, False]}),
     "best_of": Field("Only the value of `n` is taken."),
     "suffix": Field("Only an empty one is taken.", {"maxLength": 0}),
+} | {
+    name: Field("Nothing is done about it.", {"enum": [None, *harmless]})
+    for name, harmless in (generation.ASKS_FOR_NOTHING | chat.ASKS_FOR_NOTHING).items()
+    if not any(name in fields for fields in _GROUPS.values())
 }
 
 _WRITTEN = {name: (group, written) for group, fields in _GROUPS.items() for name, written in fields.items()}

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from scheduler.serve.http.docs.style import STYLE
-from scheduler.serve.http.docs.words import component_name, default_words, limit_words, type_words
+from scheduler.serve.http.docs.words import asked_type_words, component_name, default_words, limit_words, type_words
 
 Json = dict[str, Any]
 
@@ -108,7 +108,7 @@ class _Operation:
         contents = self._operation["responses"].get("200", {}).get("content", {})
         lines = []
         for media_type, content in contents.items():
-            said = _type_link(content.get("x-event") or content["schema"])
+            said = _linked(type_words(content.get("x-event") or content["schema"]))
             if "x-event" in content:
                 said = f"events of {said}, then <code>[DONE]</code>"
             lines.append(f"<li><code>{escape(media_type)}</code>: {said}</li>")
@@ -143,7 +143,7 @@ def _grouped(properties: Mapping[str, Json]) -> Iterator[tuple[str, Iterable[tup
 def _asked_row(name: str, schema: Json, *, required: bool) -> str:
     cells = (
         f"<code>{escape(name)}</code>" + (" <em>required</em>" if required else ""),
-        _type_link(schema),
+        _linked(asked_type_words(schema)),
         _prose(limit_words(schema)),
         _prose(default_words(schema)),
         _prose(schema.get("description", "")),
@@ -154,7 +154,7 @@ def _asked_row(name: str, schema: Json, *, required: bool) -> str:
 def _type(name: str, schema: Json) -> str:
     rows = "".join(
         f"<tr><td><code>{escape(field)}</code>{'' if field in schema['required'] else ' <em>if there</em>'}</td>"
-        f"<td>{_type_link(kind)}</td><td>{_prose(kind.get('description', ''))}</td></tr>"
+        f"<td>{_linked(type_words(kind))}</td><td>{_prose(kind.get('description', ''))}</td></tr>"
         for field, kind in schema["properties"].items()
     )
     return f"""<section id="type-{escape(name)}">
@@ -174,6 +174,6 @@ def _prose(text: str) -> str:
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text, quote=False))
 
 
-def _type_link(schema: Json) -> str:
-    """The type in words, the components in it linked."""
-    return re.sub(r"\b([A-Z]\w+)", r'<a href="#type-\1">\1</a>', escape(type_words(schema)))
+def _linked(words: str) -> str:
+    """A type in words, each component in it a link."""
+    return re.sub(r"\b([A-Z]\w+)", r'<a href="#type-\1">\1</a>', escape(words))

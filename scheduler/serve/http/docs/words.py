@@ -5,25 +5,35 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-_MANY = {"string": "strings", "integer": "integers", "number": "numbers", "object": "objects", "boolean": "booleans"}
-
 
 def type_words(schema: Schema) -> str:
-    """The type of what `schema` describes; null is left out, since it is the same as nothing in every request."""
+    """The type of what `schema` describes."""
     if "$ref" in schema:
         return component_name(schema)
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(type_words(kind) for kind in schema["anyOf"] if kind != {"type": "null"}))
+        return " or ".join(dict.fromkeys(type_words(kind) for kind in schema["anyOf"]))
     match schema.get("type"):
         case "array":
-            of = type_words(schema.get("items", {}))
-            return f"list of {_MANY.get(of, of)}"
+            return f"list of {_many(schema.get('items', {}))}"
         case "object" if "$ref" in schema.get("additionalProperties", {}):
             return f"object of {component_name(schema['additionalProperties'])}"
         case str(name):
             return name
         case _:
             return ""
+
+
+def asked_type_words(schema: Schema) -> str:
+    """The same for a field of a request, where null is not worth a word: it is the same as nothing."""
+    return type_words(schema).removesuffix(" or null")
+
+
+def _many(schema: Schema) -> str:
+    one = type_words(schema)
+    return f"({one})" if " or " in one else f"{one}s" if one in _COUNTABLE else one
+
+
+_COUNTABLE = {"string", "integer", "number", "object", "boolean"}
 
 
 def component_name(schema: Schema) -> str:
