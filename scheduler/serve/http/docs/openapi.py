@@ -101,7 +101,8 @@ def _anything(_kind: type) -> Json:
 
 
 def _describe_asked(name: str, component: Json) -> None:
-    """Add to a request's schema what is written of its fields."""
+    """Put what is written of a request's fields into its schema, in place of the Struct's word to its readers."""
+    component.pop("description", None)
     for field, schema in component["properties"].items():
         schema.pop("default", None)
         found = field_of(name, field)
