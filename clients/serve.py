@@ -73,6 +73,7 @@ def _option(field: msgspec.inspect.Field) -> Callable[[Callable[..., None]], Cal
         f"--{field.name.replace('_', '-')}",
         field.name,
         type=kind,
+        is_flag=kind is click.BOOL,
         multiple=multiple,
         default=field.default,
         envvar=ENV_PREFIX + field.name.upper(),
@@ -91,6 +92,8 @@ def _click_type(kind: msgspec.inspect.Type) -> "tuple[click.ParamType[Any], bool
             return _click_type(inner)
         case msgspec.inspect.LiteralType():
             return click.Choice([str(value) for value in kind.values]), False
+        case msgspec.inspect.BoolType():
+            return click.BOOL, False
         case msgspec.inspect.IntType():
             return click.INT, False
         case msgspec.inspect.FloatType():

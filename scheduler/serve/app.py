@@ -17,18 +17,21 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import structlog
-from aiohttp import web
 
+from scheduler.events import Finished
 from scheduler.loop import EngineLoop
 from scheduler.serve import logs
-from scheduler.serve.http.protocol import Runner
+from scheduler.serve.http.protocol import ConnectionLimits, Runner
 from scheduler.serve.http.routes import build_app
 from scheduler.serve.http.serving import Serving
 from scheduler.serve.jsonl.server import JsonlServer
+from scheduler.serve.keys import ApiKeys, KeyFileError
 from scheduler.serve.listen import BACKLOG, UnixListener, listen_tcp
 from scheduler.serve.load import Loaded, load
 from scheduler.serve.service import ServedModel, Service
-from scheduler.serve.settings import ServeSettings
+from scheduler.serve.settings import ANY_ORIGIN, ServeSettings
+from scheduler.serve.tls import HANDSHAKE_S, Certificate, CertificateError
+from scheduler.serve.tracing import Tracing, tracing_of
 
 T = TypeVar("T")
 Load = Callable[[ServeSettings], Loaded]
@@ -56,7 +59,10 @@ def run(settings: ServeSettings) -> int:
 async def serve(settings: ServeSettings, load: Load = load) -> int:
     """`run` within an event loop, with a model that `load` makes. It takes over this process's signals and stdout."""
     server = Server(settings)
-    with _stop_signal(at_once=server.abandon) as stopping:
+    with contextlib.ExitStack() as signals:
+        stopping = signals.enter_context(_stop_signal(at_once=server.abandon))
+        if settings.is_reloadable:  # else it ends the process, as when its terminal is closed
+            signals.enter_context(_hangup_signal(server.reload))
         async with server:
             starting = asyncio.create_task(server.start(load))
             await _first_of(starting, stopping)
@@ -80,10 +86,14 @@ class Server:
 
     As a context manager it listens from the start: HTTP answers 503 and the JSON socket keeps its clients waiting until
     `start` has returned. Leaving it ends every request and closes everything; `drain` before gives requests time.
+
+    Raises `KeyFileError` and `CertificateError` for files that are none.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
+        self._keys = ApiKeys(settings.api_key, settings.api_key_file)
+        self._certificate = None if settings.ssl_cert is None else Certificate(settings.ssl_cert, settings.ssl_key)
         self._serving = Serving()
         self._resources = contextlib.AsyncExitStack()
         self._http: list[socket.socket] = []
@@ -105,8 +115,10 @@ class Server:
         except BaseException:
             await self._resources.aclose()
             raise
-        if settings.is_public and not settings.api_key:
-            _log.warning("whoever can reach this host may use the server: set --api-key", host=settings.host)
+        if settings.is_public and not self._keys.are_needed:
+            _log.warning("whoever can reach this host may use the server: set --api-key-file", host=settings.host)
+        if ANY_ORIGIN in settings.cors_origin and not self._keys.are_needed:
+            _log.warning("every web page a browser here opens may use the server: set --cors-origin to those that may")
         return self
 
     async def __aexit__(
@@ -121,8 +133,17 @@ class Server:
         """
         loaded = await _in_daemon_thread(lambda: load(self._settings))
         self._resources.callback(loaded.close)
-        engine = EngineLoop(loaded.scheduler, loaded.backend, loaded.tokenizer, on_finished=logs.log_finished)
-        service = Service(engine, loaded.tokenizer, loaded.template, self._served(loaded))
+        tracing = tracing_of(os.environ)
+
+        def on_finished(finished: Finished) -> None:
+            logs.log_finished(finished)
+            if tracing is not None:
+                tracing.end(finished)
+
+        engine = EngineLoop(loaded.scheduler, loaded.backend, loaded.tokenizer, on_finished=on_finished)
+        service = Service(engine, loaded.tokenizer, loaded.template, self._served(loaded), tracing)
+        if tracing is not None:
+            self._resources.push_async_callback(_close_in_time, tracing)
         lag = asyncio.create_task(service.exposition.measure_lag())
         self._resources.callback(lag.cancel)
         ticking = asyncio.create_task(engine.run())
@@ -138,6 +159,17 @@ class Server:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.grace):
                 await engine.join()
+
+    def reload(self) -> None:
+        """Read the files of keys and of the certificate again, for requests and connections still to come."""
+        try:
+            self._keys.reload()
+            if self._certificate is not None:
+                self._certificate.reload()
+        except (KeyFileError, CertificateError) as error:
+            _log.error("what was set before stays in force", reason=str(error))
+        else:
+            _log.info("keys and certificate have been read again")
 
     def abandon(self) -> None:
         """Remove what would outlive the process: it is about to end without leaving this context."""
@@ -163,8 +195,9 @@ class Server:
     @property
     def url(self) -> str:
         """Where this machine reaches HTTP."""
+        scheme = "http" if self._certificate is None else "https"
         host = ANY_ADDRESS.get(self._settings.host, self._settings.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -180,6 +213,13 @@ class Server:
             "pid": os.getpid(),
         }
 
+    @property
+    def _tls(self) -> dict[str, Any]:
+        """How to listen on TCP."""
+        if self._certificate is None:
+            return {}
+        return {"ssl": self._certificate.context, "ssl_handshake_timeout": HANDSHAKE_S}
+
     def _close_service(self) -> None:
         if self._serving.service is not None:
             self._serving.service.close()
@@ -191,19 +231,20 @@ class Server:
         return sockets
 
     async def _start_http(self) -> None:
-        runner = Runner(
-            build_app(self._serving, self._settings),
-            max_connections=self._settings.max_connections,
-            shutdown_timeout=LAST_EVENTS_S,
-        )
+        app = build_app(self._serving, self._settings, self._keys)
+        runner = Runner(app, ConnectionLimits.of(self._settings), shutdown_timeout=LAST_EVENTS_S)
         await runner.setup()
         self._resources.push_async_callback(runner.cleanup)
+        assert runner.server is not None
         for sock in self._http:
-            await web.SockSite(runner, sock, backlog=BACKLOG).start()
+            listening = await asyncio.get_running_loop().create_server(
+                runner.server, sock=sock, backlog=BACKLOG, **self._tls
+            )
+            self._resources.callback(listening.close)
 
     async def _start_jsonl(self, service: Service) -> None:
-        jsonl = JsonlServer(service, self._settings)
-        servers = [await asyncio.start_server(jsonl, sock=sock, backlog=BACKLOG) for sock in self._jsonl]
+        jsonl = JsonlServer(service, self._settings, self._keys)
+        servers = [await asyncio.start_server(jsonl, sock=sock, backlog=BACKLOG, **self._tls) for sock in self._jsonl]
         if self._unix is not None:
             servers.append(await asyncio.start_unix_server(jsonl, sock=self._unix.socket, backlog=BACKLOG))
         self._resources.push_async_callback(jsonl.close, LAST_EVENTS_S)
@@ -238,6 +279,13 @@ def _allow_files(needed: int) -> None:
         needed = min(needed, possible)
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, possible))
+
+
+async def _close_in_time(tracing: Tracing) -> None:
+    """Let the last spans be sent, if their receiver takes them soon."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_EVENTS_S):
+            await _in_daemon_thread(tracing.close)
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:
@@ -285,3 +333,14 @@ def _stop_signal(at_once: Callable[[], None]) -> "Iterator[asyncio.Future[None]]
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _hangup_signal(reload: Callable[[], None]) -> Iterator[None]:
+    """Call `reload` on SIGHUP."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)

@@ -5,6 +5,7 @@ means and what it may be.
 """
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -18,9 +19,12 @@ Kernels = Literal["auto", "reference", "compiled"]
 LogFormat = Literal["console", "json"]
 
 ANY_MODEL_NAME = "*"
+ANY_ORIGIN = "*"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 MAX_UNIX_PATH = 107
 """Bytes of a Unix socket's path: Linux's sockaddr_un.sun_path without its closing zero."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.ASCII | re.IGNORECASE)
 
 
 class SettingError(LockstepError, ValueError):
@@ -74,7 +78,24 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     unix_socket: Annotated[
         Path | None, _about("Path of a Unix socket for the JSON socket's protocol. Default: not opened.")
     ] = None
-    api_key: Annotated[tuple[str, ...], _about("Keys of which a client must present one. Default: none needed.")] = ()
+    api_key: Annotated[
+        tuple[str, ...],
+        _about(
+            "Keys of which a client must present one; a command line can be read by other users, so rather set "
+            "them by environment or file. Default: none needed."
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        Path | None, _about("File of further keys, one a line, read again on SIGHUP. Default: none.")
+    ] = None
+    open_metrics: Annotated[bool, _about("Let /metrics be read without a key.")] = False
+    ssl_cert: Annotated[
+        Path | None,
+        _about(
+            "PEM file of a certificate and its chain: HTTP and the JSON socket over TCP speak TLS. Default: neither."
+        ),
+    ] = None
+    ssl_key: Annotated[Path | None, _about("PEM file of its private key. Default: in the same file.")] = None
     cors_origin: Annotated[
         tuple[str, ...], _about("Origins whose web pages may call; '*' is any. Default: only the server's own.")
     ] = ()
@@ -82,7 +103,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     sse_ping: Annotated[float, _about("Seconds of silence in a stream before a comment line is sent; 0 = never.")] = 15
     grace: Annotated[float, _about("Seconds running requests may still take after SIGTERM or SIGINT.")] = 30
     write_timeout: Annotated[float, _about("Seconds a client may leave its answer unread.")] = 60
-    body_timeout: Annotated[float, _about("Seconds a request's body may take to arrive.")] = 30
+    body_timeout: Annotated[float, _about("Seconds a request's head may take to arrive, and then its body.")] = 30
     max_body: Annotated[int, _about("Bytes of a request's body, or of a line on the JSON socket.")] = 16 * 2**20
     max_connections: Annotated[int, _about("Connections open at once; the next one is refused.")] = 1024
 
@@ -105,6 +126,11 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     def accepts_any_model_name(self) -> bool:
         """Whether a request's model name is not looked at."""
         return ANY_MODEL_NAME in self.served_model_name
+
+    @property
+    def is_reloadable(self) -> bool:
+        """Whether there are files to read again."""
+        return self.api_key_file is not None or self.ssl_cert is not None
 
     @property
     def is_public(self) -> bool:
@@ -140,14 +166,23 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.request_timeout is not None:
             _check_seconds("request_timeout", self.request_timeout, zero=False)
         _check("host", self.host, bool(self.host), "an address or a host name")
-        for name in ("served_model_name", "api_key", "cors_origin"):
+        for name in ("served_model_name", "cors_origin"):
             for value in getattr(self, name):
-                # A key's value is a secret: the message shows it only where it is empty.
                 _check(name, value, bool(value), "not empty")
+        for key in self.api_key:
+            # Its value is a secret: the message shows it only where it is empty.
+            _check("api_key", key and "one with a space", key.split() == [key], "not empty and without spaces")
+        for origin in self.cors_origin:
+            _check("cors_origin", origin, _is_origin(origin), "an origin such as https://app.example:8443, null, or *")
+        _check("ssl_key", str(self.ssl_key), self.ssl_key is None or self.ssl_cert is not None, "with --ssl-cert")
         if self.unix_socket is not None:
             n_bytes = len(str(self.unix_socket).encode())
             limit = f"a path of 1 to {MAX_UNIX_PATH} bytes"
             _check("unix_socket", str(self.unix_socket), 0 < n_bytes <= MAX_UNIX_PATH, limit)
+
+
+def _is_origin(text: str) -> bool:
+    return text in {ANY_ORIGIN, "null"} or _ORIGIN.fullmatch(text) is not None
 
 
 def _check(option: str, value: object, valid: bool, limit: str) -> None:

@@ -84,6 +84,9 @@ EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "jsonl_port": (["9001"], 9001),
     "unix_socket": (["/run/lockstep"], Path("/run/lockstep")),
     "api_key": (["k1", "k2"], ("k1", "k2")),
+    "api_key_file": (["/run/keys"], Path("/run/keys")),
+    "open_metrics": (["true"], True),
+    "ssl_cert": (["/run/cert.pem"], Path("/run/cert.pem")),
     "cors_origin": (["http://a.example"], ("http://a.example",)),
     "sse_ping": (["3.5"], 3.5),
     "grace": (["1"], 1.0),
@@ -100,13 +103,14 @@ def test_without_options_the_settings_are_the_structs_defaults(command, model):
 
 
 def test_there_is_an_example_of_every_setting():
-    assert set(EXAMPLES) == set(serve.FIELDS) - {"model"}
+    assert set(EXAMPLES) == set(serve.FIELDS) - {"model", "ssl_key"}  # which needs another one beside it
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_setting_can_be_a_flag(command, model, name):
     values, expected = EXAMPLES[name]
-    flags = [word for value in values for word in (f"--{name.replace('_', '-')}", value)]
+    flag = f"--{name.replace('_', '-')}"
+    flags = [flag] if expected is True else [word for value in values for word in (flag, value)]
     assert getattr(command.run(model, *flags), name) == expected
 
 

@@ -4,19 +4,25 @@ A client that goes away cancels its handler; a client too many is told so.
 """
 
 import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Self
 
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
+from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.encode import encode_json
 from scheduler.serve.wire.errors import ApiError, internal_error, invalid, unavailable
 
 IDLE_TIMEOUT_S = 75.0
-"""Seconds a connection may stay open without a whole request head."""
+"""Seconds a connection may stay open between requests, and before the first one."""
 LINGER_S = 10.0
 """Seconds the rest of a refused body is read and dropped, so that the client gets to read why."""
+TOO_MANY_HEADERS = "Too many headers received"
+"""How aiohttp says it; it has no class of its own for it."""
 
 
 def error_response(error: ApiError) -> web.Response:
@@ -29,23 +35,70 @@ def error_response(error: ApiError) -> web.Response:
     )
 
 
-class _Connection(RequestHandler):
-    __slots__ = ("_max_connections",)
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections there may be, and the seconds a request's head and the reading of an answer may take."""
 
-    def __init__(self, server: web.Server, *, max_connections: int, **options: object) -> None:
+    num: int
+    head_s: float
+    write_s: float
+
+    @classmethod
+    def of(cls, settings: ServeSettings) -> Self:
+        """Those a server is started with."""
+        return cls(settings.max_connections, settings.body_timeout, settings.write_timeout)
+
+
+class _Connection(RequestHandler):
+    __slots__ = ("_cutting", "_head_is_late", "_limits")
+
+    def __init__(self, server: web.Server, limits: ConnectionLimits, **options: object) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)  # type: ignore[arg-type]
-        self._max_connections = max_connections
+        self._limits = limits
+        self._head_is_late: asyncio.TimerHandle | None = None
+        self._cutting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Serve the connection unless there are too many."""
         assert self._manager is not None
         assert isinstance(transport, asyncio.WriteTransport)
-        if len(self._manager.connections) >= self._max_connections:
-            body = encode_json(unavailable(f"{self._max_connections} connections are open, the limit").envelope)
-            head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-            transport.write(f"{head}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n".encode() + body)
-            transport.close()
+        if len(self._manager.connections) >= self._limits.num:
+            _refuse(transport, unavailable(f"{self._limits.num} connections are open, the limit"))
         super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends; from the first byte of a request's head, the rest of it has a time limit."""
+        super().data_received(data)
+        waits_for_head = self._waiter is not None and not self._waiter.done()
+        if not waits_for_head and self._head_is_late is not None:
+            self._head_is_late.cancel()
+            self._head_is_late = None
+        elif waits_for_head and self._head_is_late is None:
+            loop = asyncio.get_running_loop()
+            self._head_is_late = loop.call_later(self._limits.head_s, self._give_up_on_head)
+
+    def _give_up_on_head(self) -> None:
+        if self.transport is not None:
+            message = f"the request's head did not arrive within {self._limits.head_s} s"
+            _refuse(self.transport, ApiError(408, message, code="head_timeout"))
+
+    async def start(self) -> None:
+        """Serve requests until the connection is to be closed, and see to it that it is, read or unread."""
+        transport = self.transport
+        try:
+            await super().start()
+        finally:
+            if transport is not None and transport.is_closing():
+                # A closed transport first sends what it still holds, for as long as it takes.
+                loop = asyncio.get_running_loop()
+                self._cutting = loop.call_later(self._limits.write_s, transport.abort)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Let go of everything."""
+        for timer in (self._head_is_late, self._cutting):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
 
     def handle_error(
         self,
@@ -59,6 +112,8 @@ class _Connection(RequestHandler):
             raise ConnectionError("an answer has begun, there is no room for an error") from exc
         if isinstance(exc, LineTooLong):
             error = ApiError(431, "a line of the request's head is too long", code="header_too_large")
+        elif isinstance(exc, BadHttpMessage) and exc.message == TOO_MANY_HEADERS:
+            error = ApiError(431, "the request has too many headers", code="header_too_large")
         elif status == 400:
             error = invalid(None, "this is not a valid HTTP request")
         else:
@@ -71,28 +126,38 @@ class _Connection(RequestHandler):
 
 
 class _Server(web.Server):
-    def __init__(self, server: web.Server, max_connections: int, **options: object) -> None:
+    def __init__(self, server: web.Server, limits: ConnectionLimits, **options: object) -> None:
         super().__init__(server.request_handler, request_factory=server.request_factory, handler_cancellation=True)
-        self._max_connections = max_connections
+        self._limits = limits
         self._options = options
 
     def __call__(self) -> RequestHandler:
         """The protocol of a new connection."""
-        return _Connection(self, max_connections=self._max_connections, **self._options)
+        return _Connection(self, self._limits, **self._options)
 
 
 class Runner(web.AppRunner):
     """aiohttp's runner of an application, over our connections. Use it wherever an `AppRunner` is used."""
 
-    def __init__(self, app: web.Application, *, max_connections: int, shutdown_timeout: float) -> None:
+    def __init__(self, app: web.Application, limits: ConnectionLimits, *, shutdown_timeout: float) -> None:
         super().__init__(app, handle_signals=False, access_log=None, shutdown_timeout=shutdown_timeout)
-        self._max_connections = max_connections
+        self._limits = limits
 
     async def _make_server(self) -> web.Server:
         return _Server(
             await super()._make_server(),
-            self._max_connections,
+            self._limits,
             access_log=None,
             keepalive_timeout=IDLE_TIMEOUT_S,
             lingering_time=LINGER_S,
         )
+
+
+def _refuse(transport: asyncio.WriteTransport, error: ApiError) -> None:
+    """Answer `error` where there is no request to answer, and close."""
+    body = encode_json(error.envelope)
+    head = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "Content-Type: application/json"]
+    head += [f"{name}: {value}" for name, value in error.headers.items()]
+    head += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
+    transport.write("\r\n".join(head).encode() + body)
+    transport.close()

@@ -21,6 +21,7 @@ from scheduler.serve.http.protocol import error_response
 from scheduler.serve.http.route import Route
 from scheduler.serve.http.security import cors_headers, guard
 from scheduler.serve.http.serving import SERVING, SETTINGS, Serving
+from scheduler.serve.keys import ApiKeys
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.chat import ChatChunk, ChatCompletion, ChatRequest
@@ -83,12 +84,12 @@ def routing_table() -> tuple[Route, ...]:
     )
 
 
-def build_app(serving: Serving, settings: ServeSettings) -> web.Application:
+def build_app(serving: Serving, settings: ServeSettings, keys: ApiKeys) -> web.Application:
     """The application. It answers from the start; `serving` gets its service when the model is loaded.
 
     Run it with `protocol.Runner`, so that clients that go away are noticed.
     """
-    app = web.Application(middlewares=[_delivery, _failures, guard(settings)], client_max_size=settings.max_body)
+    app = web.Application(middlewares=[_delivery, _failures, guard(settings, keys)], client_max_size=settings.max_body)
     app[SERVING] = serving
     app[SETTINGS] = settings
     app.on_response_prepare.append(_add_headers)

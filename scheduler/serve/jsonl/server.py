@@ -14,9 +14,9 @@ import structlog
 from engine.errors import LockstepError
 from scheduler.events import Finished
 from scheduler.serve.call import Call, RunningCall
-from scheduler.serve.http.security import is_valid_key
 from scheduler.serve.jsonl.form import JsonlForm, jsonl_call
 from scheduler.serve.jsonl.lines import HangUpError, LineWriter, lines_of
+from scheduler.serve.keys import ApiKeys
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.decode import decode
@@ -40,9 +40,10 @@ _ONLY_ID = msgspec.json.Decoder(_OnlyId)
 class JsonlServer:
     """Answers the connections of any number of listening sockets."""
 
-    def __init__(self, service: Service, settings: ServeSettings) -> None:
+    def __init__(self, service: Service, settings: ServeSettings, keys: ApiKeys) -> None:
         self._service = service
         self._settings = settings
+        self._keys = keys
         self._connections: dict[asyncio.Task[None], _Connection] = {}
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +52,7 @@ class JsonlServer:
         assert task is not None
         limit = self._settings.max_connections
         is_one_too_many = len(self._connections) >= limit
-        connection = self._connections[task] = _Connection(self._service, self._settings, reader, writer)
+        connection = self._connections[task] = _Connection(self._service, self._settings, self._keys, reader, writer)
         try:
             if is_one_too_many:
                 error = HangUpError(503, f"{limit} connections are open, the limit", kind="service_unavailable")
@@ -82,7 +83,12 @@ class _Connection:
     """One client. `answers` are the tasks that answer its running requests."""
 
     def __init__(
-        self, service: Service, settings: ServeSettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        service: Service,
+        settings: ServeSettings,
+        keys: ApiKeys,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self.answers: set[asyncio.Task[None]] = set()
         self._service = service
@@ -90,7 +96,8 @@ class _Connection:
         self._reader = reader
         self._writer = LineWriter(writer, timeout_s=settings.write_timeout)
         self._running: dict[Id, RunningCall] = {}
-        self._is_authorised = not settings.api_key
+        self._keys = keys
+        self._key = b""
 
     async def serve(self) -> None:
         """Take lines until the client sends no more and has all its answers, or is gone."""
@@ -143,13 +150,20 @@ class _Connection:
                 await self._generate(operation)
 
     def _authorise(self, key: str) -> None:
-        self._is_authorised = not self._settings.api_key or is_valid_key(key.encode(), self._settings.api_key)
+        self._key = key.encode()
         if not self._is_authorised:
             raise HangUpError(401, "the API key is not valid", code="invalid_api_key")
 
+    @property
+    def _is_authorised(self) -> bool:
+        """Whether the client may ask now: its key may have been withdrawn since it was presented."""
+        return not self._keys.are_needed or self._keys.allow(self._key)
+
     def _check_authorised(self) -> None:
         if not self._is_authorised:
-            message = 'an API key is needed: {"op": "auth", "key": ...} as the first line'
+            message = "the API key is not valid any more"
+            if not self._key:
+                message = 'an API key is needed: {"op": "auth", "key": ...} as the first line'
             raise HangUpError(401, message, code="invalid_api_key")
 
     async def _generate(self, operation: Generate) -> None:
@@ -159,7 +173,7 @@ class _Connection:
             return
         try:
             call = await self._service.off_loop(jsonl_call, self._service, operation)
-            running = RunningCall(self._service, call)
+            running = RunningCall(self._service, call, headers={})
         except LockstepError as refusal:
             await self._refuse(operation.id, as_api_error(refusal))
             return

@@ -30,7 +30,7 @@ MAX_MESSAGE = 1000
 
 
 def main(cpu_s: float) -> None:
-    """Answer the server until it is gone; compiling the template, or a chat, may take `cpu_s` seconds of a processor."""
+    """Answer the server until it is gone. A chat may take `cpu_s` seconds of a processor, and so may compiling."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the server, which closes the socket when it is done
     with socket.socket(fileno=0) as server:

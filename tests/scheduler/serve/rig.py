@@ -17,9 +17,10 @@ from aiohttp import web
 from engine.errors import TemplateError
 from scheduler.events import Finished
 from scheduler.loop import EngineLoop
-from scheduler.serve.http.protocol import Runner
+from scheduler.serve.http.protocol import ConnectionLimits, Runner
 from scheduler.serve.http.routes import build_app
 from scheduler.serve.http.serving import Serving
+from scheduler.serve.keys import ApiKeys
 from scheduler.serve.service import ServedModel, Service
 from scheduler.serve.settings import ServeSettings
 from tests.fakes import ByteTokenizer, FakeBackend, fake_loop
@@ -201,7 +202,8 @@ async def serve(
     )
     service = Service(engine, ByteTokenizer(), template, model)
     serving = Serving(None if loading else service)
-    runner = Runner(build_app(serving, given), max_connections=given.max_connections, shutdown_timeout=1)
+    app = build_app(serving, given, ApiKeys(given.api_key, given.api_key_file))
+    runner = Runner(app, ConnectionLimits.of(given), shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, Rig.host, 0)
     await site.start()

@@ -13,6 +13,7 @@ from engine.batch import RowError
 from engine.params import SamplingParams
 from scheduler.request import Request
 from scheduler.serve.jsonl.server import JsonlServer
+from scheduler.serve.keys import ApiKeys
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.socket import SocketEvent
 from tests.fakes import ByteTokenizer, FakeBackend, solo
@@ -100,7 +101,7 @@ async def running(*, path=None, backend=None, settings=None, **options):
     """A JSON socket; `settings` are fields of `ServeSettings`, `options` those of the rig."""
     async with rig.serve(backend, **options) as server:
         given = ServeSettings(model=Path("fake.gguf"), **(settings or {}))
-        jsonl = JsonlServer(server.service, given)
+        jsonl = JsonlServer(server.service, given, ApiKeys(given.api_key))
         if path is None:
             listening = await asyncio.start_server(jsonl, "127.0.0.1", 0)
             address = listening.sockets[0].getsockname()[1]

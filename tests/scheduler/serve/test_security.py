@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.scheduler.serve.rig import chat_body
+from tests.scheduler.serve.rig import chat_body, http_post, reply_of
 
 CHAT = "/v1/chat/completions"
 APP = "http://app.example"
@@ -79,6 +79,34 @@ async def test_without_cors_only_the_servers_own_pages_may_call(server):
     (await server.post(CHAT, chat_body(), {"Origin": f"http://{server.host}:1"})).refused(403)
 
 
+@pytest.mark.parametrize(
+    "origin", ["HTTP://APP.example", "http://app.example:80", "http://App.Example:80"]
+)  # fmt: skip
+async def test_an_origin_is_the_same_however_it_is_written(serve, origin):
+    for configured, presented in ((origin, APP), (APP, origin)):
+        server = await serve(cors_origin=(configured,))
+        reply = await server.post(CHAT, chat_body(max_tokens=1), {"Origin": presented})
+        assert reply.headers["access-control-allow-origin"] == presented
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [f"{APP}:8080", f"{APP}/", f"{APP}@evil.example", f"http://evil.example@{APP[7:]}", f"{APP}.", f"http://x.{APP[7:]}",
+     f"{APP} http://evil.example", f"{APP}, http://evil.example", f"{APP}#", "file://", "http://[::1]", "*", "https://app.example:80"],
+)  # fmt: skip
+async def test_what_only_looks_like_an_allowed_origin_is_refused(keyed, origin):
+    reply = await keyed.post(CHAT, chat_body(), {"Origin": origin, "Authorization": "Bearer other"})
+    reply.refused(403)
+    assert "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize("lines", [(APP, "http://evil.example"), ("http://evil.example", APP), ("null", APP)])
+async def test_of_several_origins_none_may_be_foreign(keyed, lines):
+    headers = [f"Origin: {origin}" for origin in lines]
+    raw = await keyed.raw(http_post(CHAT, b"{}", "Authorization: Bearer other", "Connection: close", *headers))
+    assert reply_of(raw).status in {400, 403}
+
+
 async def test_a_star_lets_every_page_in(serve):
     server = await serve(cors_origin=("*",))
     for origin in (APP, "null"):
@@ -89,15 +117,19 @@ async def test_a_star_lets_every_page_in(serve):
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "LOCALHOST:80", "127.0.0.1:9", "[::1]:8000", "10.0.0.1", "host.docker.internal", "a.localhost"],
-)
+    ["localhost", "LOCALHOST:80", "localhost.", "127.0.0.1:9", "127.0.0.1", "[::1]:8000", "[::1]", "[fe80::1%25eth0]:1",
+     "10.0.0.1", "host.docker.internal", "a.localhost", "a.LOCALHOST.:80"],
+)  # fmt: skip
 async def test_a_local_server_answers_to_local_names(server, host):
     assert (await server.get("/health", Host=host)).status == 200
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"]
-)
+    "host",
+    ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example",
+     "evil.example.", "EVIL.example", "evillocalhost", "evil.example#localhost", "evil.example/localhost", "localhost@evil.example",
+     "localhost:80@evil.example", "evil.example@localhost", "evil.example\\@localhost", "localhost:evil.example", "[evil.example]:80"],
+)  # fmt: skip
 async def test_a_rebound_domain_does_not_reach_a_local_server(server, host):
     (await server.get("/v1/models", Host=host)).refused(403)
     reply = await server.post(CHAT, chat_body(), {"Host": host, "Origin": f"http://{host}"})
@@ -112,3 +144,50 @@ async def test_a_host_that_is_none_is_refused(server, host):
 async def test_a_public_server_answers_to_any_name(serve):
     server = await serve(host="0.0.0.0")
     assert (await server.get("/health", Host="llm.example")).status == 200
+
+
+@pytest.mark.parametrize(
+    "target", ["http://evil.example/v1/models", "http://evil.example:80/v1/models", "//evil.example/v1/models"]
+)
+async def test_a_request_as_to_a_proxy_is_not_served_under_a_foreign_name(server, target):
+    raw = await server.raw(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    assert reply_of(raw).status in {403, 404}
+    own = target.replace("evil.example", "localhost", 1)
+    raw = await server.raw(f"GET {own} HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n".encode())
+    assert reply_of(raw).status == 403
+
+
+async def test_of_two_hosts_none_may_be_foreign(server):
+    for hosts in (("localhost", "evil.example"), ("evil.example", "localhost")):
+        lines = "".join(f"Host: {host}\r\n" for host in hosts)
+        raw = await server.raw(f"GET /v1/models HTTP/1.1\r\n{lines}Connection: close\r\n\r\n".encode())
+        assert reply_of(raw).status in {400, 403}
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null"])
+async def test_a_foreign_page_opens_no_web_socket(server, origin):
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MTIzNA=="
+    head = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\n{upgrade}\r\n\r\n"
+    (await server.first_reply(head.encode())).refused(403)
+
+
+async def test_either_header_with_a_valid_key_is_enough(keyed):
+    headers = {"Authorization": "Bearer unused", "x-api-key": "other"}
+    assert (await keyed.get("/v1/models", **headers)).status == 200
+
+
+async def test_metrics_alone_can_be_opened(serve):
+    server = await serve(api_key=("k",), open_metrics=True)
+    assert (await server.get("/metrics")).status == 200
+    for path in ("/v1/models", "/slots"):
+        (await server.get(path)).refused(401)
+
+
+async def test_keys_come_from_the_file_too(serve, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# ours\n\n  filed  \n")
+    server = await serve(api_key=("given",), api_key_file=path)
+    for key in ("given", "filed"):
+        assert (await server.get("/v1/models", Authorization=f"Bearer {key}")).status == 200
+    for key in ("# ours", "ours", ""):
+        (await server.get("/v1/models", Authorization=f"Bearer {key}")).refused(401)
