@@ -37,13 +37,14 @@ _SEVERITY = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, Finish
 def finished(choices: tuple[Sequence, ...], now: float, error: RowError | None) -> Finished:
     """The terminal event of a request whose `choices` are all over."""
     first = choices[0]
-    reasons = {choice.finish_reason for choice in choices}
+    reasons = tuple(choice.finish_reason for choice in choices if choice.finish_reason is not None)
     prompt_logprobs = None
     if first.request.params.prompt_logprobs is not None:
         prompt_logprobs = (None, *first.prompt_logprobs)
     return Finished(
         request_id=first.request.id,
         reason=next(reason for reason in _SEVERITY if reason in reasons),
+        choice_reasons=reasons,
         usage=Usage(min(first.num_computed, first.num_prompt), sum(len(choice.output_ids) for choice in choices)),
         timings=_timings(choices, now),
         error=error.message if error else None,

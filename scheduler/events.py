@@ -88,12 +88,13 @@ class Finished(msgspec.Struct, frozen=True):
     """The one terminal event.
 
     `reason` is error if any choice failed (`error` says why in plain words, `cause` is the exception, for the log),
-    abort if it was cancelled, length if any choice ran out of room, else stop. `prompt_logprobs` has one entry per
-    prompt token, None for the first, if the request asked for them.
+    abort if it was cancelled, length if any choice ran out of room, else stop; `choice_reasons` are the choices' own.
+    `prompt_logprobs` has one entry per prompt token, None for the first, if the request asked for them.
     """
 
     request_id: str
     reason: FinishReason
+    choice_reasons: tuple[FinishReason, ...]
     usage: Usage
     timings: Timings
     error: str | None = None

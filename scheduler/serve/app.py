@@ -38,6 +38,8 @@ Load = Callable[[ServeSettings], Loaded]
 
 LAST_EVENTS_S = 5.0
 """How long clients get, once every request has ended, to take what is still on its way to them."""
+LAST_SPANS_S = 2.0
+"""How long the receiver of traces gets to take the last ones."""
 SPARE_FILES = 256
 """Open files besides the connections of HTTP and of the JSON socket, generously."""
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound to here
@@ -284,7 +286,7 @@ def _allow_files(needed: int) -> None:
 async def _close_in_time(tracing: Tracing) -> None:
     """Let the last spans be sent, if their receiver takes them soon."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_EVENTS_S):
+        async with asyncio.timeout(LAST_SPANS_S):
             await _in_daemon_thread(tracing.close)
 
 

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -18,12 +18,15 @@ from scheduler.serve.service import Service, TokenIds
 from scheduler.serve.wire.generation import CallFields
 from scheduler.stream import EventStream
 
+Operation = Literal["chat", "text_completion"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """What was asked, ready to run: one request per prompt. Choice i of prompt p has index p * n + i."""
 
     id: str
+    operation: Operation
     model: str
     requests: tuple[Request, ...]
     stream: bool
@@ -34,7 +37,14 @@ class Call:
 
     @classmethod
     def of(
-        cls, fields: CallFields, *, prefix: str, model: str, prompts: Sequence[TokenIds], params: SamplingParams
+        cls,
+        fields: CallFields,
+        *,
+        operation: Operation,
+        prefix: str,
+        model: str,
+        prompts: Sequence[TokenIds],
+        params: SamplingParams,
     ) -> Self:
         """The call for `prompts`, each with `params`; without a seed of the client's, each draws its own."""
         call_id = f"{prefix}-{fields.request_id or uuid.uuid4().hex}"
@@ -48,6 +58,7 @@ class Call:
         options = fields.stream_options
         return cls(
             id=call_id,
+            operation=operation,
             model=model,
             requests=tuple(requests),
             stream=bool(fields.stream),
@@ -74,10 +85,10 @@ class Call:
 class RunningCall:
     """A submitted call. Its requests are in the queue or running; `close` ends those that are unfinished.
 
-    Raises what `Service.submit` raises, with none of the requests submitted.
+    `headers` came with it, if by HTTP. Raises what `Service.submit` raises, with none of the requests submitted.
     """
 
-    def __init__(self, service: Service, call: Call) -> None:
+    def __init__(self, service: Service, call: Call, *, headers: Mapping[str, str]) -> None:
         self._streams: list[EventStream] = []
         try:
             for request in call.requests:
@@ -85,6 +96,8 @@ class RunningCall:
         except BaseException:
             self.close()
             raise
+        if service.tracing is not None:
+            service.tracing.begin(call, headers)
 
     async def events(self) -> AsyncGenerator[tuple[int, Event]]:
         """Every event with its prompt's position, until all requests have finished."""

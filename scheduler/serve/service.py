@@ -17,6 +17,7 @@ from engine.params import check_token_ids
 from scheduler.loop import EngineLoop
 from scheduler.request import Request
 from scheduler.serve.prometheus import Exposition
+from scheduler.serve.tracing import Tracing
 from scheduler.serve.wire.chat import ChatFields, normalised
 from scheduler.serve.wire.errors import ApiError, invalid
 from scheduler.serve.wire.info import ModelCard
@@ -90,12 +91,18 @@ class Service:
     """One model, one engine loop, and the threads in which prompts are prepared."""
 
     def __init__(
-        self, engine: EngineLoop, tokenizer: Tokenizer, template: ChatTemplate | None, model: ServedModel
+        self,
+        engine: EngineLoop,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        model: ServedModel,
+        tracing: Tracing | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.model = model
         self.exposition = Exposition(engine, model.names[0])
+        self.tracing = tracing
         self._template = template
         self._longest_token = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")

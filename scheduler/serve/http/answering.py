@@ -33,7 +33,7 @@ async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
     settings = request.app[SETTINGS]
     service = request.app[SERVING].get()
     form = await service.off_loop(prepare, service, await read_body(request))
-    running = RunningCall(service, form.call)
+    running = RunningCall(service, form.call, headers=request.headers)
     try:
         if form.call.stream:
             return await _stream(request, form, running, settings)

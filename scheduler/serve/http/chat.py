@@ -41,7 +41,8 @@ def chat_form(service: Service, body: bytes) -> AnswerForm:
     )
     ids = service.ids_of_chat(fields.chat, limited=fields.truncate_prompt_tokens is None)
     prompt = service.check_prompt(fields, ids, param="messages")
-    return ChatForm(Call.of(fields, prefix="chatcmpl", model=model, prompts=[prompt], params=params), service)
+    call = Call.of(fields, operation="chat", prefix="chatcmpl", model=model, prompts=[prompt], params=params)
+    return ChatForm(call, service)
 
 
 class ChatForm(AnswerForm):

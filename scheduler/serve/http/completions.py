@@ -38,7 +38,9 @@ def completion_form(service: Service, body: bytes) -> AnswerForm:
     given = prompts_of(fields.prompt)
     limited = fields.truncate_prompt_tokens is None
     prompts = [service.check_prompt(fields, _ids(service, prompt, limited=limited), param="prompt") for prompt in given]
-    call = Call.of(fields, prefix="cmpl", model=model, prompts=prompts, params=params)
+    call = Call.of(
+        fields, operation="text_completion", prefix="cmpl", model=model, prompts=prompts, params=params
+    )
     echoes = [_echo(service, *pair) for pair in zip(given, prompts, strict=True)] if fields.echo else None
     return CompletionForm(call, service, echoes, wants_prompt_logprobs=fields.prompt_logprobs is not None)
 

@@ -51,6 +51,7 @@ def jsonl_call(service: Service, operation: Generate) -> Call:
     )
     return Call(
         id=request.id,
+        operation="chat" if operation.prompt is None else "text_completion",
         model=model,
         requests=(request,),
         stream=True,

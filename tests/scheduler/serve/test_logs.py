@@ -24,6 +24,7 @@ def _finished(**fields):
     return Finished(
         request_id="r1",
         reason=FinishReason.STOP,
+        choice_reasons=(FinishReason.STOP,),
         usage=Usage(prompt_tokens=7, completion_tokens=3),
         timings=Timings(queue_s=0.5, prefill_s=0.25, decode_s=0.125, e2e_s=0.875, ttft_s=0.75),
         **fields,

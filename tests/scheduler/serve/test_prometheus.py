@@ -154,7 +154,7 @@ def test_gauges_and_counters_are_read_at_each_scrape(engine):
 def test_ended_requests_are_counted_under_the_reason_they_ended_for(engine):
     exposition = Exposition(engine, "smol")
     timings = Timings(queue_s=0.5, prefill_s=1.0, decode_s=2.0, e2e_s=3.5, ttft_s=1.5)
-    engine.metrics.on_finished(Finished("r", FinishReason.ABORT, Usage(5, 4), timings), [SEQUENCE])
+    engine.metrics.on_finished(Finished("r", FinishReason.ABORT, (FinishReason.ABORT,), Usage(5, 4), timings), [SEQUENCE])
     by_reason = {
         reason: _value(exposition, "vllm:request_success_total", finished_reason=reason.value)
         for reason in FinishReason
