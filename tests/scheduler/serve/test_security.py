@@ -127,8 +127,10 @@ async def test_a_local_server_answers_to_local_names(server, host):
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example",
-     "evil.example.", "EVIL.example", "evillocalhost", "evil.example#localhost", "evil.example/localhost", "localhost@evil.example",
-     "localhost:80@evil.example", "evil.example@localhost", "evil.example\\@localhost", "localhost:evil.example", "[evil.example]:80"],
+     "evil.example.", "EVIL.example", "evillocalhost",
+     "evil.example#localhost", "evil.example/localhost", "localhost@evil.example",
+     "localhost:80@evil.example", "evil.example@localhost",
+     "evil.example\\@localhost", "localhost:evil.example", "[evil.example]:80"],
 )  # fmt: skip
 async def test_a_rebound_domain_does_not_reach_a_local_server(server, host):
     (await server.get("/v1/models", Host=host)).refused(403)
