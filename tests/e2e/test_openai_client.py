@@ -30,7 +30,7 @@ async def streamed_text(client: openai.AsyncOpenAI, topic: str) -> str:
 
 
 async def test_the_model_answers_a_question_it_knows(client):
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "Tell me the capital of France."}]
     answer = await client.chat.completions.create(model=MODEL, messages=question, temperature=0, max_tokens=16)
     assert answer.choices[0].message.role == "assistant"
     assert "Paris" in answer.choices[0].message.content
