@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -73,6 +76,12 @@ async def test_a_request_is_one_span_with_parameters_usage_and_reasons(traced, e
     told = {"gen_ai.response.id": reply["id"], "gen_ai.usage.input_tokens": reply["usage"]["prompt_tokens"]}
     assert dict(span.attributes) == ATTRIBUTES | told
     assert span.status.status_code is StatusCode.UNSET
+
+
+def test_the_page_has_every_attribute_and_no_other():
+    page = (Path(__file__).parents[3] / "docs" / "tracing.md").read_text(encoding="utf-8")
+    told = {"gen_ai.response.id", "gen_ai.usage.input_tokens", "error.type"}
+    assert set(re.findall(r"^\| `(\S+)` \|", page, re.MULTILINE)) == ATTRIBUTES.keys() | told
 
 
 async def test_what_was_asked_and_answered_is_not_recorded(traced, exporter):
