@@ -10,6 +10,12 @@ from engine.errors import ParamError
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 4096
+"""Characters of a stop string. What is held back for one is searched anew with every character."""
+MAX_STOP_TOKENS = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORD_TOKENS = 4096
+"""Of all bad words together, which are compared with the end of the text for every token."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +68,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `ParamError` unless every token id named here is one of the vocabulary's."""
         check_token_ids("logit_bias", self.logit_bias, vocab_size)
-        check_token_ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
+        allowed = self.allowed_token_ids or ()
+        _within("allowed_token_ids", len(allowed), 0, vocab_size, what="the number of allowed_token_ids")
+        check_token_ids("allowed_token_ids", allowed, vocab_size)
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         for word in self.bad_words:
             check_token_ids("bad_words", word, vocab_size)
@@ -106,6 +114,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if any(not stop for stop in self.stop):
             raise ParamError("stop", "stop must not contain an empty string")
         _within("stop", len(self.stop), 0, MAX_STOP_STRINGS, what="the number of stop strings")
+        _within("stop", max(map(len, self.stop), default=0), 0, MAX_STOP_LENGTH, what="the length of a stop string")
+        _within("stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_TOKENS, what="the number of stop_token_ids")
+        _within("logit_bias", len(self.logit_bias), 0, MAX_LOGIT_BIAS, what="the number of logit_bias entries")
+        bad_word_tokens = sum(map(len, self.bad_words))
+        _within("bad_words", bad_word_tokens, 0, MAX_BAD_WORD_TOKENS, what="the number of tokens in bad_words")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None:

@@ -16,6 +16,7 @@ from scheduler.serve.wire.errors import invalid
 
 MAX_CHOICES = 128
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 1024
 
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Encode = Callable[[str], list[int]]
@@ -90,6 +91,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
             )
         if self.bad_words is not None and len(self.bad_words) > MAX_BAD_WORDS:
             raise invalid("bad_words", f"bad_words may have {MAX_BAD_WORDS} words, got {len(self.bad_words)}")
+        if any(len(word) > MAX_BAD_WORD_LENGTH for word in self.bad_words or ()):
+            raise invalid("bad_words", f"a bad word may have {MAX_BAD_WORD_LENGTH} characters")
         if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
             raise invalid("request_id", "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
 

@@ -10,11 +10,19 @@ from typing import Any
 
 import msgspec
 
-from engine.params import MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParams
+from engine.params import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    SamplingParams,
+)
 from scheduler.serve.wire import chat, generation
 from scheduler.serve.wire.chat import ROLES
 from scheduler.serve.wire.prompt import MAX_PROMPTS
-from scheduler.serve.wire.sampling import MAX_BAD_WORDS, MAX_CHOICES
+from scheduler.serve.wire.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_CHOICES
 
 Schema = dict[str, Any]
 
@@ -61,6 +69,7 @@ _MESSAGES = {
 }
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _TEXT = {"type": "string", "minLength": 1}
+_STOP = {**_TEXT, "maxLength": MAX_STOP_LENGTH}
 _PROMPT_IDS = {**_TOKEN_IDS, "minItems": 1}
 _PROMPT = {
     "anyOf": [
@@ -115,10 +124,11 @@ _GROUPS: dict[str, dict[str, Field]] = {
         "n_predict": Field("llama-server's name for `max_tokens`, which wins; -1 is no limit.", {"minimum": -1}),
         "min_tokens": Field("No end-of-text token and no stop token before so many tokens.", {"minimum": 0}),
         "stop": Field(
-            f"A string or up to {MAX_STOP_STRINGS}: the text ends before the first of them.",
-            {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOP_STRINGS}]},
+            f"A string or up to {MAX_STOP_STRINGS}, each of up to {MAX_STOP_LENGTH} characters: the text ends before "
+            "the first of them.",
+            {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}]},
         ),
-        "stop_token_ids": Field("Tokens that end the answer."),
+        "stop_token_ids": Field(f"Up to {MAX_STOP_TOKENS} tokens that end the answer.", {"maxItems": MAX_STOP_TOKENS}),
         "ignore_eos": Field("Whether the end-of-text token does not end the answer."),
         "include_stop_str_in_output": Field("Whether the text keeps the stop string that ended it."),
     },
@@ -142,17 +152,19 @@ _GROUPS: dict[str, dict[str, Field]] = {
             "Equal seed, equal answer. Each choice reports the one it used.", default="drawn for each prompt"
         ),
         "logit_bias": Field(
-            "Token id to what is added to its logit.",
+            f"Token id to what is added to its logit, for up to {MAX_LOGIT_BIAS} tokens.",
             {
                 "type": "object",
+                "maxProperties": MAX_LOGIT_BIAS,
                 "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
                 "additionalProperties": {"type": "number", **_between(-100, 100)},
             },
         ),
         "allowed_token_ids": Field("Only these tokens, of which there must be one.", {"minItems": 1}),
         "bad_words": Field(
-            f"Up to {MAX_BAD_WORDS} words that must not be completed.",
-            {"type": "array", "items": _TEXT, "maxItems": MAX_BAD_WORDS},
+            f"Up to {MAX_BAD_WORDS} words of up to {MAX_BAD_WORD_LENGTH} characters that must not be completed, "
+            f"{MAX_BAD_WORD_TOKENS} tokens in all.",
+            {"type": "array", "items": {**_TEXT, "maxLength": MAX_BAD_WORD_LENGTH}, "maxItems": MAX_BAD_WORDS},
         ),
     },
     "What is reported": {
