@@ -17,7 +17,7 @@ from engine.kernels.compiled.workers import physical_cores
 from engine.model import Model
 from engine.verify import Difference, Report, verify, verify_mix
 
-LIBRARIES = ("numpy", "numba", "llvmlite")
+LIBRARIES = ("numpy", "llvmlite")
 EXACT = "EXACT: every row has, bit for bit, the logits it has alone."
 NOT_EXACT = "NOT EXACT: this machine does not keep the promise. Please report it with this page."
 

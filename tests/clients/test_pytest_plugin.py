@@ -9,7 +9,7 @@ from tests.tiny_model import write_tiny_llama
 
 pytest_plugins = ["pytester"]
 
-HEAVY = "aiohttp", "click", "engine", "jinja2", "msgspec", "numba", "numpy", "rich", "scheduler", "structlog"
+HEAVY = "aiohttp", "click", "engine", "jinja2", "msgspec", "llvmlite", "numpy", "rich", "scheduler", "structlog"
 
 USES_THE_SERVER = """
     import json
