@@ -88,8 +88,8 @@ class _Connection(RequestHandler):
         try:
             await super().start()
         finally:
-            if transport is not None and transport.is_closing():
-                # A closed transport first sends what it still holds, for as long as it takes.
+            if self._manager is not None and transport is not None and transport.is_closing():
+                # Not lost yet. A closed transport first sends what it still holds, for as long as it takes.
                 loop = asyncio.get_running_loop()
                 self._cutting = loop.call_later(self._limits.write_s, transport.abort)
 

@@ -16,21 +16,24 @@ class HangUpError(ApiError):
     """The connection has to end, after telling the client why."""
 
 
-async def lines_of(reader: asyncio.StreamReader, *, max_bytes: int, timeout_s: float) -> AsyncIterator[bytes]:
+async def lines_of(
+    reader: asyncio.StreamReader, *, max_bytes: int, timeout_s: float, is_hurried: bool
+) -> AsyncIterator[bytes]:
     """Every line without its newline; the last one may lack it.
 
     Raises `HangUpError` for a line of more than `max_bytes` or one whose rest does not arrive within `timeout_s`;
-    between lines a client may be silent for as long as it likes. Raises `ConnectionError` if the client is gone.
+    between lines a client may be silent for as long as it likes, before the first one only if not `is_hurried`. Raises
+    `ConnectionError` if the client is gone.
     """
     loop = asyncio.get_running_loop()
     pending = bytearray()
-    deadline: float | None = None
+    deadline = loop.time() + timeout_s if is_hurried else None
     while True:
         try:
             async with asyncio.timeout_at(deadline):
                 data = await reader.read(READ_BYTES)
         except TimeoutError:
-            message = f"the rest of the line did not arrive within {timeout_s} s"
+            message = f"{'the rest of the' if pending else 'a'} line did not arrive within {timeout_s} s"
             raise HangUpError(408, message, code="line_timeout") from None
         if not data:
             break

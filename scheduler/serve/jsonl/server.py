@@ -101,7 +101,12 @@ class _Connection:
 
     async def serve(self) -> None:
         """Take lines until the client sends no more and has all its answers, or is gone."""
-        lines = lines_of(self._reader, max_bytes=self._settings.max_body, timeout_s=self._settings.body_timeout)
+        lines = lines_of(
+            self._reader,
+            max_bytes=self._settings.max_body,
+            timeout_s=self._settings.body_timeout,
+            is_hurried=self._keys.are_needed,  # a stranger must not hold a place among the connections
+        )
         try:
             async for line in lines:
                 if line.strip():

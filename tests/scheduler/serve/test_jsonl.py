@@ -439,6 +439,16 @@ async def test_a_line_that_does_not_arrive_whole_in_time_ends_the_connection():
         assert (await client.events())[-1]["error"]["code"] == "line_timeout"
 
 
+async def test_where_a_key_is_needed_who_says_nothing_loses_the_connection():
+    async with running(settings={"body_timeout": 0.1, "api_key": ("k",)}) as socket:
+        silent, known = await socket.connect(), await socket.connect()
+        await known.send({"op": "auth", "key": "k"})
+        assert (await silent.events())[-1]["error"]["code"] == "line_timeout"
+        await asyncio.sleep(0.15)
+        await known.send(_generate(prompt="Hello"))
+        assert (await known.until_end("a"))[-1]["event"] == "finished"
+
+
 async def test_a_line_may_arrive_byte_by_byte(client):
     for byte in json.dumps(_generate(prompt="Hé")).encode() + b"\r\n":
         client.writer.write(bytes([byte]))
