@@ -57,6 +57,10 @@ class Tokenizer(Protocol):
 class RenderedChat(Protocol):
     """A conversation as the model is to see it."""
 
+    @property
+    def text(self) -> str:
+        """What it says, control tokens included."""
+
     def encode(self, tokenizer: Tokenizer, /) -> list[int]:
         """Its ids; text from messages never becomes a control token."""
 
@@ -164,6 +168,7 @@ class Service:
             now=_local_time,
             **(fields.chat_template_kwargs or {}),
         )
+        self._refuse_hopeless(rendered.text, param="messages", limited=limited)  # templates may add without end
         return tuple(rendered.encode(self.tokenizer))
 
     def check_prompt(self, fields: GenerationFields, ids: TokenIds, *, param: str) -> TokenIds:

@@ -35,6 +35,10 @@ HANG_GUARD_S = 60
 class FakeRendered:
     pieces: tuple[tuple[str, bool], ...]
 
+    @property
+    def text(self):
+        return "".join(text for text, _ in self.pieces)
+
     def encode(self, tokenizer):
         return [i for text, special in self.pieces for i in tokenizer.encode(text, parse_special=special)]
 

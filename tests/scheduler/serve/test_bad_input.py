@@ -250,6 +250,12 @@ async def test_what_the_template_refuses_is_told_in_its_words(server):
     assert error["message"] == "the template refuses these messages"
 
 
+async def test_what_a_template_makes_too_long_is_not_tokenized(server, monkeypatch):
+    monkeypatch.setattr(server.service.tokenizer, "encode", lambda *_, **__: pytest.fail("the text was tokenized"))
+    reply = await server.chat(chat_template_kwargs={"note": "x" * 20_000})
+    assert reply.refused(400, "messages")["code"] == "context_length_exceeded"
+
+
 async def test_without_a_template_a_chat_is_refused_and_completions_work(serve):
     server = await serve(template=None)
     (await server.chat()).refused(param="messages")
