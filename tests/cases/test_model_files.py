@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from struct import pack
 
+import psutil
 import pytest
 
 from tests.gguf_writer import RawTensor, Typed, gguf_bytes
@@ -97,6 +99,26 @@ def test_49_a_template_cannot_reach_the_system(tmp_path):
             server.chat("Hi", max_tokens=1).refused(400)
             assert server.complete("Hi", max_tokens=1).status == 200
         assert not marker.exists()
+
+
+def test_49_a_template_that_never_ends_ends_its_own_request_only(tmp_path):
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    bombs = "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    attacks = (
+        f"{{% if messages[0].content == 'loop' %}}{loops}{{% elif messages[0].content == 'bomb' %}}{bombs}{{% endif %}}"
+    )
+    path = write_tiny_llama(tmp_path / "tiny.gguf", chat_template=attacks + CHATML, max_context=4096)
+    with live_server(path, "--kernels", "reference") as server:
+        size = psutil.Process(server.process.pid).memory_info().rss
+        with ThreadPoolExecutor() as pool:
+            body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True}
+            streaming = pool.submit(server.stream, "/v1/completions", body)
+            attacking = [pool.submit(server.chat, attack, max_tokens=1) for attack in ("loop", "bomb", "loop")]
+            for attack in attacking:
+                attack.result().refused(400)
+            assert streaming.result().finish_reasons() == ["length"]
+        assert server.chat("Hi", max_tokens=1).status == 200
+        assert psutil.Process(server.process.pid).memory_info().rss - size < 100 * 2**20
 
 
 def test_49_without_a_template_chat_is_refused_and_completions_work(tmp_path):
