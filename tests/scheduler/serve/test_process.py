@@ -144,6 +144,13 @@ def test_a_bad_model_file_is_one_line_with_its_name_and_exit_code_one(tmp_path):
     assert _last_line(stderr).startswith(f"Error: {path}: ")
 
 
+def test_a_bad_certificate_or_file_of_keys_is_one_line_and_exit_code_one(model, tmp_path):
+    (tmp_path / "empty").touch()
+    for option in ("--ssl-cert", "--api-key-file"):
+        line = _last_line(_refused(model, option, str(tmp_path / "empty")))
+        assert line.startswith(f"Error: {option} {tmp_path / 'empty'}: ")
+
+
 def test_json_logs_are_one_strict_json_object_a_line(model):
     with _serve(model, "--log-format", "json") as server:
         server.complete("Hello", max_tokens=2)

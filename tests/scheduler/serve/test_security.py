@@ -42,7 +42,7 @@ async def test_41_without_a_key_nothing_is_told_but_that_one_is_needed(keyed, pa
 async def test_41_health_needs_no_key_and_everything_that_tells_does(keyed):
     assert (await keyed.get("/health")).status == 200
     assert (await keyed.get("/ping")).status == 200
-    for path in ("/v1/models", "/slots", "/metrics"):
+    for path in ("/v1/models", "/slots", "/metrics", "/docs", "/openapi.json"):
         (await keyed.get(path)).refused(401)
 
 

@@ -38,6 +38,10 @@ def test_the_defaults_listen_on_loopback_only_with_sixteen_slots():
         ("write_timeout", 0.0, "finite number of seconds > 0"),
         ("max_body", 0, ">= 1"),
         ("max_connections", 0, ">= 1"),
+        ("cors_origin", ("https://app.example/",), "an origin such as"),
+        ("cors_origin", ("app.example",), "an origin such as"),
+        ("cors_origin", ("https://user@app.example",), "an origin such as"),
+        ("ssl_key", Path("key.pem"), "with --ssl-cert"),
         ("host", "", "an address or a host name"),
         ("unix_socket", Path("/tmp") / ("x" * 200), "1 to 107 bytes"),
     ],
@@ -47,7 +51,8 @@ def test_a_refused_option_is_named_with_its_value_and_its_limit(option, value, l
         ServeSettings(model=MODEL, **{option: value})
     assert isinstance(refused.value, LockstepError)
     assert f"--{option.replace('_', '-')} " in str(refused.value)
-    assert repr(str(value) if isinstance(value, Path) else value) in str(refused.value)
+    shown = value[0] if isinstance(value, tuple) else value
+    assert repr(str(shown) if isinstance(shown, Path) else shown) in str(refused.value)
 
 
 @pytest.mark.parametrize("option", ["api_key", "served_model_name", "cors_origin"])
@@ -55,6 +60,19 @@ def test_an_empty_name_key_or_origin_is_refused_without_showing_the_others(optio
     with pytest.raises(SettingError) as refused:
         ServeSettings(model=MODEL, **{option: ("secret", "")})
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["two words", " secret", "secret\n", "\t"])
+def test_a_key_with_a_space_could_never_be_presented_and_is_refused_unseen(key):
+    with pytest.raises(SettingError, match="without spaces") as refused:
+        ServeSettings(model=MODEL, api_key=(key,))
+    assert key not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "https://app.example", "http://[::1]:3000", "tauri://localhost"])
+def test_origins_are_what_browsers_send(origin):
+    assert ServeSettings(model=MODEL, cors_origin=(origin,)).cors_origin == (origin,)
 
 
 def test_the_model_is_named_after_its_file_unless_told_otherwise():

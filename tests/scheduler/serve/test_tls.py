@@ -1,6 +1,7 @@
 """TLS, and keys and certificates that change while the server runs."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 import structlog
 
+from scheduler.serve import app
 from scheduler.serve.app import Server, serve
 from scheduler.serve.settings import SettingError
 from scheduler.serve.tls import Certificate, CertificateError
@@ -82,6 +84,17 @@ async def test_who_speaks_no_tls_is_not_served_and_harms_nobody(certificate, tru
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting))
         async with session, session.get(server.url + "/health") as response:
             assert response.status == 200
+
+
+async def test_a_handshake_that_does_not_come_is_not_waited_for(certificate, monkeypatch):
+    monkeypatch.setattr(app, "HANDSHAKE_S", 0.1)
+    async with Server(tls_settings(certificate)) as server:
+        for data in (b"", b"\x16\x03\x01"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(data)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
 
 
 async def test_old_protocols_are_refused(certificate):
