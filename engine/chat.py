@@ -64,7 +64,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str, special_tokens: Collection[str]) -> None:
-        self._source = source
+        self.source = source
         self._special_tokens = special_tokens
         self._control_names = ControlNames(special_tokens)
         self._constants = {"bos_token": bos_token, "eos_token": eos_token}
@@ -74,7 +74,7 @@ class ChatTemplate:
 
     def __reduce__(self) -> tuple[Callable[[str], Self], tuple[str]]:
         rebuild = functools.partial(type(self), special_tokens=self._special_tokens, **self._constants)
-        return rebuild, (self._source,)
+        return rebuild, (self.source,)
 
     @classmethod
     def from_gguf(cls, file: "GGUFFile", tokenizer: "Tokenizer") -> Self | None:
@@ -105,7 +105,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def _template(self) -> jinja2.Template:
-        return self._environment.from_string(self._source)
+        return self._environment.from_string(self.source)
 
     def render(
         self,

@@ -78,6 +78,11 @@ class EngineLoop:
         return self._scheduler.num_waiting
 
     @property
+    def num_unfinished(self) -> int:
+        """Requests that were taken in and have not finished."""
+        return len(self._sinks)
+
+    @property
     def cache_usage(self) -> float:
         """The part of all slots' positions that is filled, 0 to 1."""
         return self._scheduler.cache_usage

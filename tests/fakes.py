@@ -25,6 +25,7 @@ class ByteTokenizer:
     specials = ("<|im_start|>", "<|im_end|>")
     vocab_size = 256 + len(specials)
     bos_id = 256
+    eos_id = 257
     add_bos = False
     eos_ids = frozenset({257})
     special_ids = frozenset({256, 257})

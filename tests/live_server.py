@@ -88,8 +88,11 @@ class Stream:
         return usages[-1] if usages else None
 
 
-def parse_sse(body: bytes) -> Stream:
-    """The events of a whole SSE body: `data: {json}` and blank lines, comments, one `[DONE]`, nothing after it."""
+def parse_sse(body: bytes, *, has_done: bool = True) -> Stream:
+    """The events of a whole SSE body: `data: {json}` and blank lines, comments, one `[DONE]`, nothing after it.
+
+    llama-server's own form has none: `has_done` says whether there must be one.
+    """
     text = body.decode("utf-8", errors="strict")
     assert text.endswith("\n\n"), text[-100:]
     chunks, comments, done = [], [], 0
@@ -105,7 +108,7 @@ def parse_sse(body: bytes) -> Stream:
             done += 1
         else:
             chunks.append(json.loads(payload, parse_constant=_no_constant))
-    assert done == 1
+    assert done == has_done
     return Stream(chunks, comments)
 
 

@@ -6,10 +6,12 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, Self
 
 import msgspec
 
+from engine.errors import ParamError
 from engine.params import SamplingParams
 from scheduler.events import Event, Finished, Timings, Usage
 from scheduler.request import Request
@@ -23,16 +25,23 @@ Operation = Literal["chat", "text_completion"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What was asked, ready to run: one request per prompt. Choice i of prompt p has index p * n + i."""
+    """What was asked, ready to run: one request per prompt. Choice i of prompt p has index p * n + i.
+
+    `alias` is the name its client chose, which is part of `id`; `chat_template_now` what a conversation's template was
+    told the time is.
+    """
 
     id: str
     operation: Operation
+    alias: str | None = None
     model: str
     requests: tuple[Request, ...]
     stream: bool
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    timings_per_token: bool = False
+    chat_template_now: datetime | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -45,6 +54,7 @@ class Call:
         model: str,
         prompts: Sequence[TokenIds],
         params: SamplingParams,
+        chat_template_now: datetime | None = None,
     ) -> Self:
         """The call for `prompts`, each with `params`; without a seed of the client's, each draws its own."""
         call_id = f"{prefix}-{fields.request_id or uuid.uuid4().hex}"
@@ -54,18 +64,35 @@ class Call:
             if position and fields.seed is None:
                 own = msgspec.structs.replace(params, seed=draw_seed())
             request_id = call_id if len(prompts) == 1 else f"{call_id}-{position}"
-            requests.append(Request(id=request_id, prompt_ids=prompt_ids, params=own, n=fields.num_choices))
+            requests.append(
+                Request(
+                    id=request_id,
+                    prompt_ids=prompt_ids,
+                    params=own,
+                    n=fields.num_choices,
+                    priority=fields.priority or 0,
+                    reports_progress=bool(fields.stream and fields.return_progress),
+                )
+            )
         options = fields.stream_options
         return cls(
             id=call_id,
             operation=operation,
+            alias=fields.request_id,
             model=model,
             requests=tuple(requests),
             stream=bool(fields.stream),
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
             return_token_ids=bool(fields.return_token_ids),
+            timings_per_token=bool(fields.timings_per_token),
+            chat_template_now=chat_template_now,
         )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it can be asked for by: its id, and the name its client chose."""
+        return (self.id,) if self.alias is None else (self.id, self.alias)
 
     @property
     def num_choices(self) -> int:
@@ -85,10 +112,17 @@ class Call:
 class RunningCall:
     """A submitted call. Its requests are in the queue or running; `close` ends those that are unfinished.
 
-    `headers` came with it, if by HTTP. Raises what `Service.submit` raises, with none of the requests submitted.
+    `headers` came with it, if by HTTP. Raises `ParamError` if another call has its name, and what `Service.submit`
+    raises, with none of the requests submitted.
     """
 
     def __init__(self, service: Service, call: Call, *, headers: Mapping[str, str]) -> None:
+        for name in call.names:
+            if name in service.calls:
+                raise ParamError("request_id", f"request_id {name!r} is already running")
+        self._names = call.names
+        self._calls = service.calls
+        self._calls.update(dict.fromkeys(call.names, tuple(request.id for request in call.requests)))
         self._streams: list[EventStream] = []
         try:
             for request in call.requests:
@@ -134,6 +168,9 @@ class RunningCall:
         """Abort what is unfinished: its slots are free when this returns."""
         for stream in self._streams:
             stream.close()
+        for name in self._names:
+            self._calls.pop(name, None)
+        self._names = ()
 
 
 def summed(finished: Sequence[Finished]) -> tuple[Usage, Timings]:

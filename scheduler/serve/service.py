@@ -21,6 +21,7 @@ from scheduler.serve.tracing import Tracing
 from scheduler.serve.wire.chat import ChatFields, normalised
 from scheduler.serve.wire.errors import ApiError, invalid
 from scheduler.serve.wire.info import ModelCard
+from scheduler.serve.wire.logprobs import token_text
 from scheduler.serve.wire.sampling import GenerationFields
 from scheduler.stream import EventStream
 
@@ -43,6 +44,14 @@ class Tokenizer(Protocol):
     @property
     def special_ids(self) -> frozenset[int]:
         """Control tokens."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, if there is one."""
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends a text, if there is one."""
 
     def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
         """The ids of `text`."""
@@ -67,6 +76,10 @@ class RenderedChat(Protocol):
 
 class ChatTemplate(Protocol):
     """What the service needs of a chat template."""
+
+    @property
+    def source(self) -> str:
+        """The template as it is written."""
 
     def render(
         self,
@@ -105,6 +118,8 @@ class Service:
         self.engine = engine
         self.tokenizer = tokenizer
         self.model = model
+        self.calls: dict[str, tuple[str, ...]] = {}
+        """The ids of the requests of every unfinished call, by each name of the call."""
         self.exposition = Exposition(engine, model.names[0])
         self.tracing = tracing
         self._template = template
@@ -141,17 +156,32 @@ class Service:
         """What /v1/models says of the model under `name`."""
         return ModelCard(id=name, created=self.model.created, max_model_len=self.model.max_len)
 
-    def ids_of_text(self, text: str, *, limited: bool = True, add_bos: bool | None = None) -> TokenIds:
-        """The ids of a raw prompt, in which control tokens are parsed. In the pool.
+    @property
+    def template_source(self) -> str:
+        """The chat template as it is written, empty if there is none."""
+        return "" if self._template is None else self._template.source
+
+    def token_name(self, token_id: int | None) -> str:
+        """What a control token is called, empty if there is none."""
+        return "" if token_id is None else token_text(self.tokenizer.token_bytes(token_id))
+
+    def ids_of_text(
+        self, text: str, *, limited: bool = True, add_bos: bool | None = None, parse_special: bool = True
+    ) -> TokenIds:
+        """The ids of a raw prompt, in which control tokens are parsed unless told otherwise. In the pool.
 
         Raises `ApiError` without tokenizing if the text is certainly longer than the context; if not `limited`, since
         it will be cut or is only counted, longer than `MAX_CONTEXTS` of them.
         """
         self._refuse_hopeless(text, param="prompt", limited=limited)
-        return tuple(self.tokenizer.encode(text, add_bos=add_bos))
+        return tuple(self.tokenizer.encode(text, add_bos=add_bos, parse_special=parse_special))
 
-    def ids_of_chat(self, fields: ChatFields, *, limited: bool = True) -> TokenIds:
-        """The ids of a rendered conversation. In the pool.
+    def ids_of_chat(self, fields: ChatFields, *, now: datetime, limited: bool = True) -> TokenIds:
+        """The ids of a conversation rendered. In the pool; raises as `rendered_chat` does."""
+        return tuple(self.rendered_chat(fields, now=now, limited=limited).encode(self.tokenizer))
+
+    def rendered_chat(self, fields: ChatFields, *, now: datetime, limited: bool = True) -> RenderedChat:
+        """A conversation as the model is to see it, the time being `now`. In the pool.
 
         Raises `ApiError` for messages that are none, and as `ids_of_text` does; `TemplateError` or `ParamError` for
         messages the template refuses.
@@ -165,11 +195,11 @@ class Service:
             messages,
             add_generation_prompt=fields.wants_generation_prompt,
             continue_final_message=bool(fields.continue_final_message),
-            now=_local_time,
+            now=lambda: now,
             **(fields.chat_template_kwargs or {}),
         )
         self._refuse_hopeless(rendered.text, param="messages", limited=limited)  # templates may add without end
-        return tuple(rendered.encode(self.tokenizer))
+        return rendered
 
     def check_prompt(self, fields: GenerationFields, ids: TokenIds, *, param: str) -> TokenIds:
         """`ids` as the model is to see them: truncated if asked. Raises `ApiError` naming `param` if they do not fit.
@@ -177,8 +207,11 @@ class Service:
         In the pool.
         """
         check_token_ids(param, ids, self.tokenizer.vocab_size)
-        if fields.truncate_prompt_tokens is not None:
-            ids = ids[-fields.truncate_prompt_tokens :]
+        kept = fields.truncate_prompt_tokens
+        if kept == -1:
+            kept = max(1, self.model.max_len - max(1, fields.token_limit or 1))
+        if kept is not None:
+            ids = ids[-kept:]
         if not ids:
             raise invalid(param, f"{param} has no tokens")
         if len(ids) >= self.model.max_len:
@@ -203,6 +236,6 @@ class Service:
         return invalid(param, message, code="context_length_exceeded")
 
 
-def _local_time() -> datetime:
-    """The clock a template may ask."""
-    return datetime.now().astimezone()
+def time_for(fields: ChatFields) -> datetime:
+    """What to tell a conversation's template the time is: what the client says, else what it is, in whole seconds."""
+    return fields.chat_template_now or datetime.now().astimezone().replace(microsecond=0)

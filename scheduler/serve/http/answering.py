@@ -9,19 +9,18 @@ from aiohttp import web
 
 from engine.errors import LockstepError
 from scheduler.choice import ChoiceSoFar
-from scheduler.events import ChoiceFinished, Delta, Finished, Started
+from scheduler.events import ChoiceFinished, Delta, Finished
 from scheduler.request import FinishReason
 from scheduler.serve.call import RunningCall
-from scheduler.serve.http.answers import AnswerForm
+from scheduler.serve.http.answers import Form
 from scheduler.serve.http.body import json_response, read_body
 from scheduler.serve.http.serving import SERVING, SETTINGS
 from scheduler.serve.http.sse import EventWriter
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.errors import ApiError, as_api_error, failure_of, internal_error
-from scheduler.serve.wire.generation import Answer
 
-Prepare = Callable[[Service, bytes], AnswerForm]
+Prepare = Callable[[Service, bytes], Form]
 
 
 async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
@@ -42,7 +41,7 @@ async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
         running.close()
 
 
-async def _collect(form: AnswerForm, running: RunningCall, settings: ServeSettings) -> Answer:
+async def _collect(form: Form, running: RunningCall, settings: ServeSettings) -> object:
     """The whole answer. Raises `ApiError` if there is none."""
     call = form.call
     choices = [ChoiceSoFar() for _ in range(call.num_choices)]
@@ -57,29 +56,29 @@ async def _collect(form: AnswerForm, running: RunningCall, settings: ServeSettin
                 case Finished():
                     _raise_if_failed(event)
                     finished[position] = event
-                case Started():
+                case _:
                     pass
     return form.whole(choices, _in_order(finished))
 
 
 async def _stream(
-    request: web.Request, form: AnswerForm, running: RunningCall, settings: ServeSettings
+    request: web.Request, form: Form, running: RunningCall, settings: ServeSettings
 ) -> web.StreamResponse:
-    """The answer as server-sent events, `[DONE]` always the last, an error before it if there was one."""
+    """The answer as server-sent events. An error is the last of them; OpenAI's forms have `[DONE]` behind it."""
     async with EventWriter(request, ping_s=settings.sse_ping, write_timeout_s=settings.write_timeout) as writer:
         try:
             await _stream_events(form, running, settings, writer)
         except ConnectionError:
             raise
         except LockstepError as error:
-            await writer.send(as_api_error(error).envelope, done=True)
+            await writer.send(as_api_error(error).envelope, done=form.has_done)
         except Exception:  # noqa: BLE001 - logged; the status line is sent, so the stream itself must say so
             structlog.get_logger("lockstep.http").exception("stream failed", request_id=form.call.id)
-            await writer.send(internal_error().envelope, done=True)
+            await writer.send(internal_error().envelope, done=form.has_done)
         return await writer.end()
 
 
-async def _stream_events(form: AnswerForm, running: RunningCall, settings: ServeSettings, writer: EventWriter) -> None:
+async def _stream_events(form: Form, running: RunningCall, settings: ServeSettings, writer: EventWriter) -> None:
     """Write every event of the call in its form. Raises `ApiError` if it failed."""
     call = form.call
     num_ended = 0
@@ -87,11 +86,9 @@ async def _stream_events(form: AnswerForm, running: RunningCall, settings: Serve
     finished: dict[int, Finished] = {}
     async with _time_limit(settings), contextlib.aclosing(running.bursts()) as bursts:
         async for burst in bursts:
-            chunks: list[Answer] = []
+            chunks: list[object] = []
             for position, event in burst:
                 match event:
-                    case Delta():
-                        chunks += form.deltas(position, event)
                     case ChoiceFinished() if event.reason is not FinishReason.ERROR:
                         num_ended += 1
                         if num_ended < call.num_choices:
@@ -99,21 +96,20 @@ async def _stream_events(form: AnswerForm, running: RunningCall, settings: Serve
                         else:
                             # The last end waits for the costs of the whole, which come in the same tick.
                             last = position, event
+                    case ChoiceFinished():
+                        pass
                     case Finished():
                         finished[position] = event
                     case _:
-                        pass
+                        chunks += form.news(position, event)
             if any(event.reason is FinishReason.ERROR for event in finished.values()):
                 await writer.send(*chunks)
                 for event in finished.values():
                     _raise_if_failed(event)
             if len(finished) == len(call.requests):
                 assert last is not None
-                costs = _in_order(finished)
-                chunks += form.ends(*last, costs)
-                if call.include_usage:
-                    chunks.append(form.usage(costs))
-                await writer.send(*chunks, done=True)
+                chunks += form.ends(*last, _in_order(finished))
+                await writer.send(*chunks, done=form.has_done)
             else:
                 await writer.send(*chunks)
 

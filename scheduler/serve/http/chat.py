@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.batch import TokenLogprobs
 from scheduler.choice import ChoiceSoFar
 from scheduler.events import ChoiceFinished, Delta, Finished, Token
 from scheduler.serve.call import Call
 from scheduler.serve.http.answers import AnswerForm, ids_of, logprobs_of
-from scheduler.serve.service import Service
+from scheduler.serve.service import Service, time_for
 from scheduler.serve.wire.chat import (
     ChatChoice,
     ChatChunk,
@@ -39,9 +40,18 @@ def chat_form(service: Service, body: bytes) -> AnswerForm:
         vocab_size=service.tokenizer.vocab_size,
         encode=service.encode_plain,
     )
-    ids = service.ids_of_chat(fields.chat, limited=fields.truncate_prompt_tokens is None)
+    now = time_for(fields.chat)
+    ids = service.ids_of_chat(fields.chat, now=now, limited=fields.truncate_prompt_tokens is None)
     prompt = service.check_prompt(fields, ids, param="messages")
-    call = Call.of(fields, operation="chat", prefix="chatcmpl", model=model, prompts=[prompt], params=params)
+    call = Call.of(
+        fields,
+        operation="chat",
+        prefix="chatcmpl",
+        model=model,
+        prompts=[prompt],
+        params=params,
+        chat_template_now=now,
+    )
     return ChatForm(call, service)
 
 
@@ -51,9 +61,23 @@ class ChatForm(AnswerForm):
     def _open(self, position: int, index: int) -> list[Answer]:
         choice = ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
         chunk = ChatChunk(**self.common, choices=[choice])
-        if self.call.return_token_ids and len(self._begun) == 1:
-            chunk.prompt_token_ids = self._request(position).prompt_ids
+        if len(self._begun) == 1:
+            self._tell_of_prompt(chunk, self._scored.get(position))
         return [chunk]
+
+    def _tell_of_prompt(self, answer: Answer, scored: Sequence[TokenLogprobs | None] | None) -> None:
+        """Add what is told once, whatever `n`."""
+        assert self.call.chat_template_now is not None
+        answer.chat_template_now = self.call.chat_template_now
+        if self.call.return_token_ids:
+            answer.prompt_token_ids = self._request(0).prompt_ids
+        if scored is not None:
+            answer.prompt_logprobs = prompt_logprobs(scored, self.service.tokenizer.token_bytes)
+
+    def _progress(self, position: int) -> Answer:
+        return ChatChunk(
+            **self.common, choices=[ChatChunkChoice(index=self.call.index(position, 0), delta=ChatDelta())]
+        )
 
     def _delta(self, position: int, delta: Delta) -> Answer:
         choice = ChatChunkChoice(
@@ -86,10 +110,7 @@ class ChatForm(AnswerForm):
             if self.call.return_token_ids:
                 choice.token_ids = ids_of(so_far.tokens)
             answer.choices.append(choice)
-        if self.call.return_token_ids:
-            answer.prompt_token_ids = self._request(0).prompt_ids
-        if (scored := finished[0].prompt_logprobs) is not None:
-            answer.prompt_logprobs = prompt_logprobs(scored, self.service.tokenizer.token_bytes)
+        self._tell_of_prompt(answer, finished[0].prompt_logprobs)
         return answer
 
     def _logprobs(self, position: int, tokens: Sequence[Token]) -> ChatLogprobs | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.batch import TokenLogprobs
 from scheduler.choice import ChoiceSoFar
 from scheduler.events import ChoiceFinished, Delta, Finished
 from scheduler.serve.call import Call
@@ -12,7 +13,7 @@ from scheduler.serve.service import Service, TokenIds
 from scheduler.serve.wire.completions import Completion, CompletionChoice, CompletionRequest
 from scheduler.serve.wire.decode import decode
 from scheduler.serve.wire.generation import Answer
-from scheduler.serve.wire.logprobs import CompletionLog, joined, prompt_logprobs
+from scheduler.serve.wire.logprobs import CompletionLog, CompletionLogprobs, joined, prompt_logprobs
 from scheduler.serve.wire.prompt import Prompt, prompts_of
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
@@ -38,9 +39,7 @@ def completion_form(service: Service, body: bytes) -> AnswerForm:
     given = prompts_of(fields.prompt)
     limited = fields.truncate_prompt_tokens is None
     prompts = [service.check_prompt(fields, _ids(service, prompt, limited=limited), param="prompt") for prompt in given]
-    call = Call.of(
-        fields, operation="text_completion", prefix="cmpl", model=model, prompts=prompts, params=params
-    )
+    call = Call.of(fields, operation="text_completion", prefix="cmpl", model=model, prompts=prompts, params=params)
     echoes = [_echo(service, *pair) for pair in zip(given, prompts, strict=True)] if fields.echo else None
     return CompletionForm(call, service, echoes, wants_prompt_logprobs=fields.prompt_logprobs is not None)
 
@@ -65,12 +64,26 @@ class CompletionForm(AnswerForm):
         self._logs: dict[int, CompletionLog] = {}
 
     def _open(self, position: int, index: int) -> list[Answer]:
-        if self._echoes is None and not self.call.return_token_ids:
+        if self._echoes is None and not self.call.return_token_ids and not self._wants_prompt_logprobs:
             return []
         choice = CompletionChoice(index=index, text=self._echo(position))
+        scored = self._scored.get(position)
+        if self._echoes is not None and self._wants_logprobs(position) and scored is not None:
+            choice.logprobs = self._prompt_log(position, scored)
+        self._tell_of_prompt(choice, position, scored)
+        return [Completion(**self.common, choices=[choice])]
+
+    def _tell_of_prompt(
+        self, choice: CompletionChoice, position: int, scored: Sequence[TokenLogprobs | None] | None
+    ) -> None:
+        """Add what is told once of each choice."""
         if self.call.return_token_ids:
             choice.prompt_token_ids = self._request(position).prompt_ids
-        return [Completion(**self.common, choices=[choice])]
+        if self._wants_prompt_logprobs and scored is not None:
+            choice.prompt_logprobs = prompt_logprobs(scored, self.service.tokenizer.token_bytes)
+
+    def _progress(self, position: int) -> Answer:
+        return Completion(**self.common, choices=[CompletionChoice(index=self.call.index(position, 0), text="")])
 
     def _delta(self, position: int, delta: Delta) -> Answer:
         index = self.call.index(position, delta.index)
@@ -100,19 +113,19 @@ class CompletionForm(AnswerForm):
         assert so_far.end is not None
         end = self._end_fields(position, so_far.end)
         choice = CompletionChoice(index=index, text=self._echo(position) + so_far.text, **end)
-        token_bytes = self.service.tokenizer.token_bytes
         if self._wants_logprobs(position):
             ids, logprobs = ids_of(so_far.tokens), logprobs_of(so_far.tokens)
             choice.logprobs = self._log(position, index).of(ids, logprobs)
             if self._echoes is not None and finished.prompt_logprobs is not None:
-                prompt_log = CompletionLog(token_bytes).of(self._request(position).prompt_ids, finished.prompt_logprobs)
-                choice.logprobs = joined(prompt_log, choice.logprobs)
+                choice.logprobs = joined(self._prompt_log(position, finished.prompt_logprobs), choice.logprobs)
         if self.call.return_token_ids:
-            choice.prompt_token_ids = self._request(position).prompt_ids
             choice.token_ids = ids_of(so_far.tokens)
-        if self._wants_prompt_logprobs and finished.prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs(finished.prompt_logprobs, token_bytes)
+        self._tell_of_prompt(choice, position, finished.prompt_logprobs)
         return choice
+
+    def _prompt_log(self, position: int, scored: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
+        """The entries of the prompt's tokens."""
+        return CompletionLog(self.service.tokenizer.token_bytes).of(self._request(position).prompt_ids, scored)
 
     def _echo(self, position: int) -> str:
         return "" if self._echoes is None else self._echoes[position]

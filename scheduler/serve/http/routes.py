@@ -3,48 +3,50 @@
 import functools
 import importlib.metadata
 
-import msgspec
 import structlog
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from engine.errors import LockstepError
-from engine.params import check_token_ids
 from scheduler.serve import prometheus
 from scheduler.serve.http.answering import answer
-from scheduler.serve.http.body import deliver, json_response, read_body, too_large
+from scheduler.serve.http.body import deliver, json_response, too_large
 from scheduler.serve.http.chat import chat_form
 from scheduler.serve.http.completions import completion_form
 from scheduler.serve.http.docs import page
 from scheduler.serve.http.docs.openapi import openapi_document
+from scheduler.serve.http.llama import completion, props
 from scheduler.serve.http.protocol import error_response
+from scheduler.serve.http.requests import delete_request, request_state
 from scheduler.serve.http.route import Route
 from scheduler.serve.http.security import cors_headers, guard
 from scheduler.serve.http.serving import SERVING, SETTINGS, Serving
+from scheduler.serve.http.tokens import apply_template, detokenize, render, tokenize
 from scheduler.serve.keys import ApiKeys
-from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.chat import ChatChunk, ChatCompletion, ChatRequest
 from scheduler.serve.wire.completions import Completion, CompletionRequest
-from scheduler.serve.wire.decode import decode
 from scheduler.serve.wire.encode import encode_json
-from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error, invalid, unavailable
+from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error, unavailable
 from scheduler.serve.wire.info import (
-    Detokenized,
-    DetokenizeRequest,
+    Load,
     ModelCard,
     ModelList,
     SlotState,
     Status,
-    Tokenized,
-    TokenizeRequest,
     Version,
 )
-from scheduler.serve.wire.logprobs import token_text
-from scheduler.serve.wire.prompt import ids_of_json
-
-_TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
-_DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+from scheduler.serve.wire.llama import LlamaAnswer, LlamaRequest, Props
+from scheduler.serve.wire.requests import RequestDeleted, RequestState
+from scheduler.serve.wire.tokens import (
+    Detokenized,
+    DetokenizeRequest,
+    RenderedIds,
+    RenderedPrompt,
+    TemplateRequest,
+    Tokenized,
+    TokenizeRequest,
+)
 
 
 def routing_table() -> tuple[Route, ...]:
@@ -72,12 +74,28 @@ def routing_table() -> tuple[Route, ...]:
         Route("POST", "/v1/embeddings", embeddings, refusals=(501,)),
         Route("GET", "/v1/models", models, gives=ModelList),
         Route("GET", "/v1/models/{name:.+}", model, gives=ModelCard, refusals=(404,)),
+        Route("POST", "/v1/chat/completions/render", render, takes=ChatRequest, gives=RenderedIds, refusals=(404,)),
+        Route(
+            "POST",
+            "/completion",
+            completion,
+            takes=LlamaRequest,
+            gives=LlamaAnswer,
+            streams=LlamaAnswer,
+            refusals=calls,
+        ),
+        Route("GET", "/v1/requests/{id}", request_state, gives=RequestState, refusals=(404,)),
+        Route("DELETE", "/v1/requests/{id}", delete_request, gives=RequestDeleted),
         Route("POST", "/tokenize", tokenize, takes=TokenizeRequest, gives=Tokenized, refusals=(404,)),
         Route("POST", "/detokenize", detokenize, takes=DetokenizeRequest, gives=Detokenized, refusals=(404,)),
+        Route("POST", "/apply-template", apply_template, takes=TemplateRequest, gives=RenderedPrompt, refusals=(404,)),
         Route("GET", "/health", health, gives=Status),
         Route("GET", "/ping", health, gives=Status),
+        Route("POST", "/ping", health, gives=Status),
+        Route("GET", "/load", load, gives=Load),
         Route("GET", "/metrics", metrics, gives=str, media_type="text/plain"),
         Route("GET", "/slots", slots, gives=list[SlotState]),
+        Route("GET", "/props", props, gives=Props),
         Route("GET", "/version", version, gives=Version),
         Route("GET", "/openapi.json", openapi, gives=dict),
         Route("GET", "/docs", docs, gives=str, media_type="text/html"),
@@ -127,42 +145,6 @@ async def model(request: web.Request) -> web.Response:
     return json_response(service.model_card(service.model_name(request.match_info["name"])))
 
 
-async def tokenize(request: web.Request) -> web.Response:
-    """The ids of a text or of a rendered conversation."""
-    service = request.app[SERVING].get()
-    return json_response(await service.in_background(_tokenized, service, await read_body(request)))
-
-
-def _tokenized(service: Service, body: bytes) -> Tokenized:
-    fields = decode(body, _TOKENIZE)
-    service.model_name(fields.model)
-    if (fields.prompt is None) == (fields.messages is None):
-        raise invalid("prompt", "one of prompt and messages is needed")
-    if fields.prompt is None:
-        ids = service.ids_of_chat(fields, limited=False)
-    else:
-        add_bos = False if fields.add_special_tokens is False else None
-        ids = service.ids_of_text(fields.prompt, limited=False, add_bos=add_bos)
-    tokenized = Tokenized(tokens=ids, count=len(ids), max_model_len=service.model.max_len)
-    if fields.return_token_strs:
-        tokenized.token_strs = [token_text(service.tokenizer.token_bytes(token_id)) for token_id in ids]
-    return tokenized
-
-
-async def detokenize(request: web.Request) -> web.Response:
-    """The text of token ids, control tokens included."""
-    service = request.app[SERVING].get()
-    return json_response(await service.in_background(_detokenized, service, await read_body(request)))
-
-
-def _detokenized(service: Service, body: bytes) -> Detokenized:
-    fields = decode(body, _DETOKENIZE)
-    service.model_name(fields.model)
-    ids = ids_of_json(fields.tokens, "tokens")
-    check_token_ids("tokens", ids, service.tokenizer.vocab_size)
-    return Detokenized(prompt=service.tokenizer.decode(ids, skip_special=False))
-
-
 async def health(request: web.Request) -> web.Response:
     """Whether a request would be taken in: 200, else 503."""
     if request.app[SERVING].get().engine.is_draining:
@@ -180,6 +162,11 @@ async def slots(request: web.Request) -> web.Response:
     """State and counts of every slot."""
     views = request.app[SERVING].get().engine.slots()
     return json_response([SlotState.of(view) for view in views])
+
+
+async def load(request: web.Request) -> web.Response:
+    """How many requests have been taken in and are not finished."""
+    return json_response(Load(server_load=request.app[SERVING].get().engine.num_unfinished))
 
 
 async def version(_request: web.Request) -> web.Response:

@@ -1,12 +1,13 @@
 """The JSON socket's form of a call: a `generate` line to a call, events to lines."""
 
 import uuid
+from datetime import datetime
 
 from scheduler.events import ChoiceFinished, Delta, Event, Finished, PromptProgress, PromptScored, Started
 from scheduler.request import FinishReason, Request
 from scheduler.serve.call import Call
 from scheduler.serve.http.answers import ids_of, logprobs_of
-from scheduler.serve.service import Service
+from scheduler.serve.service import Service, time_for
 from scheduler.serve.wire.errors import failure_of
 from scheduler.serve.wire.logprobs import chat_logprobs, prompt_logprobs
 from scheduler.serve.wire.socket import (
@@ -36,9 +37,11 @@ def jsonl_call(service: Service, operation: Generate) -> Call:
         encode=service.encode_plain,
     )
     limited = operation.truncate_prompt_tokens is None
+    now: datetime | None = None
     match operation.prompt:
         case None:
-            ids, param = service.ids_of_chat(operation.chat, limited=limited), "messages"
+            now = time_for(operation.chat)
+            ids, param = service.ids_of_chat(operation.chat, now=now, limited=limited), "messages"
         case str(text):
             ids, param = service.ids_of_text(text, limited=limited), "prompt"
         case given:
@@ -48,16 +51,19 @@ def jsonl_call(service: Service, operation: Generate) -> Call:
         prompt_ids=service.check_prompt(operation, ids, param=param),
         params=params,
         n=operation.num_choices,
+        priority=operation.priority or 0,
     )
     return Call(
         id=request.id,
         operation="chat" if operation.prompt is None else "text_completion",
+        alias=operation.request_id,
         model=model,
         requests=(request,),
         stream=True,
         include_usage=True,
         continuous_usage=False,
         return_token_ids=True,
+        chat_template_now=now,
     )
 
 
@@ -94,7 +100,7 @@ class JsonlForm:
 
     def _started(self, event: Started) -> StartedEvent:
         assert self._request.params.seed is not None
-        return StartedEvent(
+        line = StartedEvent(
             id=self._id,
             request_id=self._request.id,
             model=self._call.model,
@@ -103,6 +109,9 @@ class JsonlForm:
             seed=self._request.params.seed,
             queue_s=event.queue_s,
         )
+        if self._call.chat_template_now is not None:
+            line.chat_template_now = self._call.chat_template_now
+        return line
 
     def _text(self, event: Delta) -> TextEvent:
         line = TextEvent(id=self._id, index=event.index, text=event.text, token_ids=ids_of(event.tokens))

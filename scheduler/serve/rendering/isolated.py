@@ -48,6 +48,11 @@ class IsolatedTemplate:
         self._is_closed = False
         self._process = _Process(template, cpu_s)
 
+    @property
+    def source(self) -> str:
+        """The template as it is written."""
+        return self._template.source
+
     def check(self) -> None:
         """Return when the template is compiled and ready to render. Raises `TemplateError` if it cannot be."""
         with self._lock, self._replacing_what_fails():

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: what is asked and what is answered."""
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -7,8 +8,9 @@ import msgspec
 from engine.params import MAX_LOGPROBS
 from scheduler.serve.wire.errors import invalid
 from scheduler.serve.wire.generation import Answer, CallFields, ChoiceEnd
+from scheduler.serve.wire.inert import refuse_unsupported
 from scheduler.serve.wire.logprobs import ChatLogprobs
-from scheduler.serve.wire.sampling import Integer, refuse_unsupported
+from scheduler.serve.wire.sampling import Integer
 
 Message = dict[str, Any]
 
@@ -34,12 +36,13 @@ ASKS_FOR_NOTHING: dict[str, tuple[object, ...]] = {
 
 
 class ChatFields(msgspec.Struct, kw_only=True):
-    """A conversation and how the template is to render it."""
+    """A conversation and how the template is to render it. `chat_template_now` is what it is told the time is."""
 
     messages: list[Message] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_now: datetime | None = None
 
     @property
     def wants_generation_prompt(self) -> bool:
@@ -69,6 +72,7 @@ class ChatRequest(CallFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_now: datetime | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
 

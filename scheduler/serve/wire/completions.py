@@ -7,8 +7,9 @@ import msgspec
 from engine.params import MAX_LOGPROBS
 from scheduler.serve.wire.errors import invalid
 from scheduler.serve.wire.generation import Answer, CallFields, ChoiceEnd
+from scheduler.serve.wire.inert import refuse_unsupported
 from scheduler.serve.wire.logprobs import CompletionLogprobs, PromptLogprobs
-from scheduler.serve.wire.sampling import Integer, refuse_unsupported
+from scheduler.serve.wire.sampling import Integer
 
 
 class CompletionRequest(CallFields, kw_only=True):
@@ -27,8 +28,6 @@ class CompletionRequest(CallFields, kw_only=True):
         refuse_unsupported(self, {"suffix": ("",), "best_of": (self.num_choices,)})
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise invalid("logprobs", f"logprobs must be in [0, {MAX_LOGPROBS}], got {self.logprobs}")
-        if self.stream and self.echo and self.logprobs is not None:
-            raise invalid("echo", "echo with logprobs is not supported with stream", code="unsupported_parameter")
 
 
 class CompletionChoice(ChoiceEnd, kw_only=True):

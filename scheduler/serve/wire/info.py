@@ -1,10 +1,7 @@
-"""The small bodies: models, tokens, health."""
-
-from typing import Any
+"""The small bodies: models, slots, health."""
 
 import msgspec
 
-from scheduler.serve.wire.chat import ChatFields
 from scheduler.slots import SlotView
 
 
@@ -23,37 +20,6 @@ class ModelList(msgspec.Struct, kw_only=True):
 
     object: str = "list"
     data: list[ModelCard]
-
-
-class TokenizeRequest(ChatFields, kw_only=True):
-    """A text or a conversation. `add_special_tokens` puts BOS before a text where the model's file says so."""
-
-    model: str | None = None
-    prompt: str | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-
-
-class Tokenized(msgspec.Struct, kw_only=True):
-    """The ids of what was given."""
-
-    tokens: tuple[int, ...]
-    count: int
-    max_model_len: int
-    token_strs: list[str] | msgspec.UnsetType = msgspec.UNSET
-
-
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Token ids."""
-
-    model: str | None = None
-    tokens: Any = None
-
-
-class Detokenized(msgspec.Struct, kw_only=True):
-    """Their text, control tokens included."""
-
-    prompt: str
 
 
 class SlotState(msgspec.Struct, kw_only=True):
@@ -93,3 +59,9 @@ class Version(msgspec.Struct, kw_only=True):
     """Of the server."""
 
     version: str
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """How many requests have been taken in and are not finished."""
+
+    server_load: int

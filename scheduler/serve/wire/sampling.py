@@ -1,12 +1,11 @@
 """The fields every way of asking for text has in common, under OpenAI's and vLLM's names, and what they mean.
 
-`null` is the same as not there. A field that is not supported is declared all the same, so that a value that asks for
-something is refused by name and one that asks for nothing is taken.
+`null` is the same as not there.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -25,7 +24,12 @@ _REQUEST_ID = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
-    """What decides how the answer is generated; a prompt of some kind is added by each subclass."""
+    """What decides how the answer is generated; a prompt of some kind is added by each subclass.
+
+    `repeat_last_n` is how many tokens the repetition penalty looks back, -1 for all. Of the requests that wait, those
+    with a lower `priority` start first. Of a prompt longer than `truncate_prompt_tokens` the last so many tokens are
+    kept, with -1 as many as leave room for the answer.
+    """
 
     n: Integer | None = None
     max_tokens: Integer | None = None
@@ -38,6 +42,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_last_n: Integer | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: Integer | None = None
@@ -55,6 +60,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     prompt_logprobs: Integer | None = None
     truncate_prompt_tokens: Integer | None = None
     request_id: str | None = None
+    priority: Integer | None = None
 
     @property
     def num_choices(self) -> int:
@@ -72,6 +78,11 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
+    def penalty(self) -> float | None:
+        """The repetition penalty, None for the default."""
+        return self.repetition_penalty
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, given as one or as a list."""
         if self.stop is None:
@@ -85,10 +96,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         if self.token_limit is not None and self.token_limit < 0:
             name = self.token_limit_field
             raise invalid(name, f"{name} must be >= 0, got {self.token_limit}")
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
-            raise invalid(
-                "truncate_prompt_tokens", f"truncate_prompt_tokens must be >= 1, got {self.truncate_prompt_tokens}"
-            )
+        kept = self.truncate_prompt_tokens
+        if kept is not None and kept < 1 and kept != -1:
+            raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens must be -1 or >= 1, got {kept}")
         if self.bad_words is not None and len(self.bad_words) > MAX_BAD_WORDS:
             raise invalid("bad_words", f"bad_words may have {MAX_BAD_WORDS} words, got {len(self.bad_words)}")
         if any(len(word) > MAX_BAD_WORD_LENGTH for word in self.bad_words or ()):
@@ -117,6 +127,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
             "seed": draw_seed() if self.seed is None else self.seed,
             "stop": self.stops,
         }
+        if self.penalty is not None:
+            given["repetition_penalty"] = self.penalty
         params = SamplingParams(**given)
         params.check_vocabulary(vocab_size)
         return params
@@ -135,11 +147,3 @@ def bad_word_ids(words: Sequence[str], encode: Encode) -> tuple[tuple[int, ...],
         sequences[bare] = None
         sequences[tuple(encode(" " + word.lstrip(" ")))] = None
     return tuple(sequences)
-
-
-def refuse_unsupported(fields: msgspec.Struct, asks_for_nothing: dict[str, tuple[Any, ...]]) -> None:
-    """Raise `ApiError` naming the first field whose value is neither null nor one of those that ask for nothing."""
-    for name, harmless in asks_for_nothing.items():
-        value = getattr(fields, name)
-        if value is not None and not any(value == other and type(value) is type(other) for other in harmless):
-            raise invalid(name, f"{name} is not supported with this value", code="unsupported_parameter")

@@ -1,5 +1,6 @@
 """The JSON socket's lines, in both directions. `docs/socket-protocol.md` explains them."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -29,6 +30,7 @@ class Generate(GenerationFields, kw_only=True, tag_field="op", tag="generate", f
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_now: datetime | None = None
     logprobs: Integer | None = None
 
     def check(self) -> None:
@@ -63,7 +65,10 @@ Operation = Generate | Cancel | Auth
 
 
 class StartedEvent(msgspec.Struct, kw_only=True, tag_field="event", tag="started"):
-    """The request got a slot after `queue_s` seconds. With the same `seed`, the same answer comes again."""
+    """The request got a slot after `queue_s` seconds. With the same `seed`, the same answer comes again.
+
+    With `messages`, `chat_template_now` is what the template was told the time is; sent again, the prompt is the same.
+    """
 
     id: Id
     request_id: str
@@ -72,6 +77,7 @@ class StartedEvent(msgspec.Struct, kw_only=True, tag_field="event", tag="started
     prompt_tokens: int
     seed: int
     queue_s: float
+    chat_template_now: datetime | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextEvent(msgspec.Struct, kw_only=True, tag_field="event", tag="text"):

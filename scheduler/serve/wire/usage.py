@@ -1,8 +1,8 @@
-"""What an answer cost: tokens as OpenAI counts them, time as llama-server reports it."""
+"""What an answer cost: tokens as OpenAI counts them, time as llama-server and as vLLM report it."""
 
 import msgspec
 
-from scheduler.events import Timings, Usage
+from scheduler.events import PromptProgress, Timings, Usage
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -48,6 +48,49 @@ class WireTimings(msgspec.Struct, frozen=True):
             predicted_ms=_ms(timings.decode_s),
             predicted_per_second=_rate(usage.completion_tokens, timings.decode_s),
         )
+
+
+class WireMetrics(msgspec.Struct, frozen=True):
+    """vLLM's names, in milliseconds: waiting, then the prompt, then the answer; they add up to `e2e_time_ms`.
+
+    `time_to_first_token_ms` begins when the request has its slot. `mean_itl_ms` is None where there are no two tokens,
+    or several choices. Several prompts: of the one that took longest.
+    """
+
+    queue_time_ms: float
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    e2e_time_ms: float
+    mean_itl_ms: float | None
+    tokens_per_second: float | None
+
+    @classmethod
+    def of(cls, timings: Timings, usage: Usage, num_choices: int) -> "WireMetrics":
+        """`timings` on the wire; the means need the counts."""
+        parts = _ms(timings.queue_s), _ms(timings.prefill_s), _ms(timings.decode_s)
+        gaps = usage.completion_tokens - 1 if num_choices == 1 else 0
+        return cls(
+            queue_time_ms=parts[0],
+            time_to_first_token_ms=parts[1],
+            generation_time_ms=parts[2],
+            e2e_time_ms=round(sum(parts), 3),
+            mean_itl_ms=_ms(timings.decode_s / gaps) if gaps > 0 else None,
+            tokens_per_second=_rate(usage.completion_tokens, timings.decode_s),
+        )
+
+
+class WireProgress(msgspec.Struct, frozen=True):
+    """How far the computing of a prompt is, as llama-server tells it: tokens, and milliseconds since it began."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+    @classmethod
+    def of(cls, progress: PromptProgress) -> "WireProgress":
+        """`progress` on the wire."""
+        return cls(progress.num_prompt, 0, progress.num_computed, _ms(progress.elapsed_s))
 
 
 def _ms(seconds: float) -> float:

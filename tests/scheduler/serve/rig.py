@@ -44,7 +44,9 @@ class FakeRendered:
 
 
 class FakeTemplate:
-    """ChatML without a default system message; adds strings as templates do, and refuses one word."""
+    """ChatML without a default system message; adds strings as templates do, refuses one word, may write the time."""
+
+    source = "{{ messages }}"
 
     def render(self, messages, /, *, add_generation_prompt=True, continue_final_message=False, now, **template_kwargs):
         assert now() is not None
@@ -58,6 +60,8 @@ class FakeTemplate:
             del pieces[-2:]
         if add_generation_prompt:
             pieces += [("<|im_start|>", True), ("assistant\n", False)]
+        if "clock" in template_kwargs:
+            pieces.append((now().strftime(template_kwargs["clock"]), False))
         if "note" in template_kwargs:
             pieces.append((template_kwargs["note"], False))
         return FakeRendered(tuple(pieces))
@@ -154,10 +158,10 @@ def http_post(path: str, body: bytes, *headers: str) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def streamed(reply: Reply) -> Stream:
+def streamed(reply: Reply, *, has_done: bool = True) -> Stream:
     assert reply.status == 200, (reply.status, reply.body)
     assert reply.headers["content-type"].split(";")[0] == "text/event-stream"
-    return parse_sse(reply.body)
+    return parse_sse(reply.body, has_done=has_done)
 
 
 def reply_of(raw: bytes) -> Reply:

@@ -68,13 +68,31 @@ async def server(serve):
         ("bad_words", "[7]"),
         ("ignore_eos", "1"),
         ("truncate_prompt_tokens", "0"),
+        ("truncate_prompt_tokens", "-2"),
+        ("repeat_last_n", "-2"),
+        ("repeat_penalty", "0"),
+        ("repeat_penalty", '"1"'),
+        ("n_predict", "-2"),
+        ("return_progress", "1"),
+        ("timings_per_token", "1"),
+        ("grammar", '"root ::= x"'),
+        ("json_schema", "{}"),
+        ("mirostat", "2"),
+        ("dry_multiplier", "0.8"),
+        ("xtc_probability", "0.1"),
+        ("lora", '[{"id": 0, "scale": 1}]'),
+        ("image_data", '["x"]'),
+        ("samplers", '["top_k"]'),
+        ("min_keep", "false"),
+        ("post_sampling_probs", "0"),
         ("request_id", '"a b"'),
         ("request_id", '""'),
         ("model", "7"),
         ("stream_options", "true"),
         ("guided_json", "{}"),
         ("use_beam_search", "true"),
-        ("priority", "1"),
+        ("priority", "1.5"),
+        ("priority", "true"),
         ("response_format", '{"type": "json_object"}'),
         ("return_token_ids", '"yes"'),
     ],
@@ -109,6 +127,8 @@ async def test_25_a_value_outside_its_range_is_refused_by_name(server, path, fie
         ("chat_template_kwargs", {"messages": []}),
         ("chat_template_kwargs", {"now": 1}),
         ("chat_template_kwargs", [1]),
+        ("chat_template_now", "tomorrow"),
+        ("chat_template_now", 1e9),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -127,12 +147,6 @@ async def test_top_logprobs_is_named_as_chats_call_it(server, top_logprobs):
 )
 async def test_what_a_completion_cannot_have_is_refused(server, field, value):
     (await server.complete(**{field: value})).refused(param=field)
-
-
-@pytest.mark.parametrize("field", ["prompt_logprobs", "echo"])
-async def test_prompt_logprobs_are_refused_in_a_stream_which_has_no_place_for_them(server, field):
-    body = {"prompt_logprobs": 1} if field == "prompt_logprobs" else {"echo": True, "logprobs": 1}
-    (await server.complete(stream=True, **body)).refused(param=field)
 
 
 @pytest.mark.parametrize("stop", ["", [""], ["\n\n", ""], [7], {"a": 1}, 7, True, [None], [["x"]], ["x"] * 65])

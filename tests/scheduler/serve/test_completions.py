@@ -136,3 +136,98 @@ async def test_a_prompt_is_truncated_from_the_left_when_asked(server):
 async def test_best_of_that_asks_for_nothing_more_is_taken(server):
     reply = await server.complete(max_tokens=1, n=2, best_of=2, suffix="", spaces_between_special_tokens=True)
     assert reply.status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_what_other_servers_know_and_what_changes_nothing_is_taken(server, path):
+    ours = {"max_tokens": 2, "temperature": 0, "messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi"}
+    of_no_effect = {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "store": True,
+        "cache_salt": "s",
+        "cache_prompt": False,
+        "spaces_between_special_tokens": False,
+        "n_keep": -1,
+        "id_slot": -1,
+        "dry_multiplier": 0.0,
+        "dry_base": 1.75,
+        "xtc_probability": 0,
+        "mirostat": 0,
+        "mirostat_tau": 5.0,
+        "top_n_sigma": -1.0,
+        "lora": [],
+        "grammar": "",
+        "response_fields": [],
+        "priority": -3,
+        "n_predict": -1,
+    }
+    choices = [(await server.post(path, body)).json["choices"] for body in (ours, ours | of_no_effect)]
+    for (choice,) in choices:
+        del choice["seed"]
+    assert choices[0] == choices[1]
+
+
+@pytest.mark.parametrize("prompt", ["Hello", ["ab", "cde"]])
+@pytest.mark.parametrize(
+    "fields",
+    [{"echo": True, "logprobs": 1}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": 0, "prompt_logprobs": 2}],
+)
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("max_tokens", [0, 3])
+async def test_a_streams_echo_and_prompt_logprobs_are_those_of_the_plain_answer(server, prompt, fields, n, max_tokens):
+    asked = {**fields, "n": n, "max_tokens": max_tokens, "seed": 5, "temperature": 1.0}
+    plain = (await server.complete(prompt, **asked)).json["choices"]
+    stream = await server.stream_completion(prompt, **asked)
+    for whole in plain:
+        own = [c for chunk in stream.chunks for c in chunk["choices"] if c["index"] == whole["index"]]
+        assert "".join(choice["text"] for choice in own) == whole["text"]
+        logs = [choice["logprobs"] for choice in own if choice["logprobs"]]
+        if whole["logprobs"] is None:
+            assert logs == []
+        else:
+            joined = {name: [entry for log in logs for entry in log[name]] for name in whole["logprobs"]}
+            assert joined == whole["logprobs"]
+        scored = [choice["prompt_logprobs"] for choice in own if "prompt_logprobs" in choice]
+        assert scored == ([whole["prompt_logprobs"]] if "prompt_logprobs" in whole else [])
+        assert all("prompt_logprobs" not in choice for choice in own[1:])
+
+
+async def test_a_chat_streams_its_prompt_logprobs_with_the_first_chunk(server):
+    plain = (await server.chat(prompt_logprobs=1, n=2, max_tokens=2)).json
+    first, *others = (await server.stream_chat(prompt_logprobs=1, n=2, max_tokens=2)).chunks
+    assert first["prompt_logprobs"] == plain["prompt_logprobs"]
+    assert not any("prompt_logprobs" in chunk for chunk in others)
+
+
+@pytest.mark.parametrize("limit", [None, 0, 1, 40])
+async def test_a_prompt_can_be_truncated_to_what_leaves_room_for_the_answer(server, limit):
+    fields = {} if limit is None else {"max_tokens": limit}
+    reply = (await server.complete("x" * 1000, truncate_prompt_tokens=-1, **fields)).json
+    room = max(1, limit or 1)
+    assert reply["usage"]["prompt_tokens"] == MAX_LEN - room
+    assert reply["usage"]["completion_tokens"] == (1 if limit is None else limit)
+    assert (await server.complete("short", truncate_prompt_tokens=-1, max_tokens=1)).json["usage"]["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_metrics_of_an_answer_add_up_and_agree_with_its_timings(serve, n, stream):
+    server = await serve(FakeBackend(delay_s=0.002))
+    asked = {"max_tokens": 4, "n": n, "request_id": "x"}
+    if stream:
+        answer = [chunk for chunk in (await server.stream_completion(**asked)).chunks if "metrics" in chunk]
+        assert len(answer) == 1
+        metrics, timings = answer[0]["metrics"], answer[0]["timings"]
+    else:
+        answer = (await server.complete(**asked)).json
+        metrics, timings = answer["metrics"], answer["timings"]
+    parts = [metrics[name] for name in ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")]
+    assert sum(parts) == pytest.approx(metrics["e2e_time_ms"], abs=1e-6)
+    assert parts == [timings["queue_ms"], timings["prompt_ms"], timings["predicted_ms"]]
+    assert metrics["tokens_per_second"] == timings["predicted_per_second"]
+    if n == 1:
+        assert metrics["mean_itl_ms"] == pytest.approx(metrics["generation_time_ms"] / 3, abs=1e-3)
+    else:
+        assert metrics["mean_itl_ms"] is None

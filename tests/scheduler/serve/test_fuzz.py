@@ -24,8 +24,9 @@ from scheduler.serve.load import Loaded, load
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.chat import ChatRequest
 from scheduler.serve.wire.completions import CompletionRequest
-from scheduler.serve.wire.info import DetokenizeRequest, TokenizeRequest
+from scheduler.serve.wire.llama import LlamaRequest
 from scheduler.serve.wire.socket import Auth, Cancel, Generate, SocketEvent
+from scheduler.serve.wire.tokens import DetokenizeRequest, TemplateRequest, TokenizeRequest
 from tests.fakes import ByteTokenizer, FakeBackend, mixed
 from tests.live_server import Reply, parse_sse, strict_json
 from tests.scheduler.serve.rig import HANG_GUARD_S, until
@@ -38,6 +39,8 @@ HI = [{"role": "user", "content": "Hi"}]
 CALLS = {
     CompletionRequest: ("/v1/completions", {"prompt": "Hi", "max_tokens": 3}),
     ChatRequest: ("/v1/chat/completions", {"messages": HI, "max_tokens": 3}),
+    LlamaRequest: ("/completion", {"prompt": "Hi", "n_predict": 3}),
+    TemplateRequest: ("/apply-template", {"messages": HI}),
     TokenizeRequest: ("/tokenize", {"prompt": "Hi"}),
     DetokenizeRequest: ("/detokenize", {"tokens": [7, 8]}),
 }
@@ -154,7 +157,8 @@ class Fuzzed:
                 assert reply.status < 500, reply.body
                 reply.refused(reply.status)
             elif headers["content-type"].startswith("text/event-stream"):
-                assert all("error" not in chunk for chunk in parse_sse(reply.body).chunks)
+                stream = parse_sse(reply.body, has_done=path != "/completion")
+                assert all("error" not in chunk for chunk in stream.chunks)
             else:
                 strict_json(reply.body)
         await self._idle()

@@ -132,7 +132,7 @@ async def test_tokens_of_a_text_and_of_a_conversation(server):
     assert (await server.post("/tokenize", {"prompt": ""})).json["count"] == 0
     assert (await server.post("/tokenize", {"prompt": "a" * 5000})).json["count"] == 5000
     back = (await server.post("/detokenize", {"tokens": text["tokens"]})).json
-    assert back == {"prompt": "H\u00e9<|im_end|>"}
+    assert back["prompt"] == "H\u00e9<|im_end|>"
 
 
 @pytest.mark.parametrize(

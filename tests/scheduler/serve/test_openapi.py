@@ -1,5 +1,6 @@
 """The OpenAPI document says what the server does: its paths, its fields, its limits and its answers."""
 
+import asyncio
 import re
 
 import msgspec
@@ -11,7 +12,8 @@ from scheduler.serve.http.docs.asked import field_of
 from scheduler.serve.http.docs.examples import EXAMPLES
 from scheduler.serve.http.docs.openapi import openapi_document
 from scheduler.serve.http.routes import routing_table
-from tests.scheduler.serve.rig import chat_body, streamed
+from tests.fakes import FakeBackend
+from tests.scheduler.serve.rig import chat_body, streamed, until
 
 DOCUMENT = openapi_document(routing_table())
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -77,6 +79,13 @@ def calls():
         (COMPLETIONS, {"prompt": [1, 2], "max_tokens": 0, "echo": True, "logprobs": 1}),
         (COMPLETIONS, {**completion, "prompt_logprobs": 0, "echo": True}),
         (COMPLETIONS, {**completion, **usage}),
+        (CHAT, {**chat, **usage, "prompt_logprobs": 1, "return_progress": True, "timings_per_token": True}),
+        (COMPLETIONS, {**completion, **usage, "prompt_logprobs": 1, "echo": True, "return_progress": True}),
+        (f"{CHAT}/render", chat),
+        ("/completion", {"prompt": "Hi", "n_predict": 3, "n_probs": 2, "return_tokens": True}),
+        ("/completion", {"prompt": [1, 2], "n_predict": 3, "n_probs": 1, "stream": True, "return_progress": True}),
+        ("/apply-template", chat_body()),
+        ("/tokenize", {"content": "H\u00e9", "with_pieces": True}),
         (COMPLETIONS, {"prompt": "Hi", "max_tokens": 2, "stream": True, "echo": True}),
         ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
         ("/tokenize", chat_body()),
@@ -138,7 +147,7 @@ async def test_the_server_gives_it_away(server):
 
 @pytest.mark.parametrize(("path", "field", "right", "wrong"), list(limits()))
 async def test_limits_are_the_documented_ones(server, path, field, right, wrong):
-    body = {**BODIES[path]["example"], "n": 1, "max_tokens": 1, "logprobs": True if path == CHAT else 1}
+    body = {**BODIES[path]["example"], "n": 1, "max_tokens": 1, "logprobs": True if path.startswith(CHAT) else 1}
     assert (await server.post(path, {**body, field: right})).status == 200
     (await server.post(path, {**body, field: wrong})).refused(400, field)
 
@@ -157,19 +166,26 @@ async def test_answers_have_what_is_documented_and_nothing_else(server, path, bo
     reply = await server.post(path, body)
     content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
     if body.get("stream"):
-        for chunk in streamed(reply).chunks:
+        for chunk in streamed(reply, has_done=path != "/completion").chunks:
             check_conforms(chunk, content["text/event-stream"]["x-event"])
     else:
         check_conforms(reply.json, content["application/json"]["schema"])
 
 
 @pytest.mark.parametrize("path", list(EXAMPLES))
-async def test_examples_look_like_what_the_server_answers(server, path):
+async def test_examples_look_like_what_the_server_answers(serve, path):
+    server = await serve(FakeBackend(delay_s=0.005))
+    running = []
+    if "{id}" in path:
+        running.append(asyncio.create_task(server.complete(request_id="running")))
+        await until(lambda: server.engine.num_running == 1)
     example = EXAMPLES[path]
-    url = path.replace("{name}", "fake")
+    url = path.replace("{name}", "fake").replace("{id}", "running")
     reply = await (server.get(url) if example.asked is None else server.post(url, example.asked))
     assert reply.status == 200, reply.body
     assert shape(reply.json) == shape(example.answered)
+    await server.request("DELETE", "/v1/requests/running")
+    await asyncio.gather(*running)
 
 
 def test_every_path_with_a_json_answer_has_an_example():

@@ -19,7 +19,7 @@ from engine.params import (
     MAX_STOP_TOKENS,
     SamplingParams,
 )
-from scheduler.serve.wire import chat, generation
+from scheduler.serve.wire import chat, inert
 from scheduler.serve.wire.chat import ROLES
 from scheduler.serve.wire.prompt import MAX_PROMPTS
 from scheduler.serve.wire.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_CHOICES
@@ -98,7 +98,13 @@ _GROUPS: dict[str, dict[str, Field]] = {
             _PROMPT,
             required=True,
         ),
+        "LlamaRequest.prompt": Field(
+            "A text or token ids. Control tokens written in a text are parsed.",
+            {"anyOf": [_TEXT, _PROMPT_IDS]},
+            required=True,
+        ),
         "model": Field("One of the served names. An unknown one is 404.", default="the model there is"),
+        "LlamaRequest.n": Field("There is one answer.", {"enum": [None, 1]}),
         "n": Field("Answers to each prompt. They share one prefill.", _between(1, MAX_CHOICES), default=1),
         "stream": Field("Whether to answer with server-sent events.", default=False),
         "stream_options": Field("Only with `stream`."),
@@ -133,6 +139,46 @@ _GROUPS: dict[str, dict[str, Field]] = {
         "include_stop_str_in_output": Field("Whether the text keeps the stop string that ended it."),
     },
     "Sampling": {
+        "LlamaRequest.temperature": Field("0 takes the likeliest token always.", {"minimum": 0}, default=0.8),
+        "LlamaRequest.top_p": Field(
+            "The smallest set of tokens that has this much probability; 0 takes the likeliest.",
+            _between(0, 1),
+            default=0.95,
+        ),
+        "LlamaRequest.top_k": Field("Only the k likeliest tokens; 0 and -1 are off.", {"minimum": -1}, default=40),
+        "LlamaRequest.min_p": Field(
+            "Only tokens at least this likely, as a part of the likeliest.", _between(0, 1), default=0.05
+        ),
+        "LlamaRequest.repeat_last_n": Field(
+            "How many tokens the repetition penalty looks back; -1 is all.", {"minimum": -1}, default=64
+        ),
+        "LlamaRequest.seed": Field("Equal seed, equal answer. -1 is none.", default="drawn"),
+        "LlamaRequest.logit_bias": Field(
+            "Token id to what is added to its logit, or a list of pairs: a token id, or a text all of whose tokens are "
+            f"meant, and a number, or false for never. Up to {MAX_LOGIT_BIAS}.",
+            {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "maxProperties": MAX_LOGIT_BIAS,
+                        "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
+                        "additionalProperties": {"type": "number", **_between(-100, 100)},
+                    },
+                    {
+                        "type": "array",
+                        "items": {
+                            "type": "array",
+                            "prefixItems": [
+                                {"type": ["integer", "string"], "minimum": 0},
+                                {"anyOf": [{"type": "number", **_between(-100, 100)}, {"const": False}]},
+                            ],
+                            "minItems": 2,
+                            "maxItems": 2,
+                        },
+                    },
+                ]
+            },
+        ),
         "temperature": Field("0 takes the likeliest token always.", {"minimum": 0}),
         "top_p": Field(
             "The smallest set of tokens that has this much probability; 0 takes the likeliest.", _between(0, 1)
@@ -176,26 +222,33 @@ _GROUPS: dict[str, dict[str, Field]] = {
             "How many of the likeliest tokens to report beside each token.", _between(0, MAX_LOGPROBS)
         ),
         "prompt_logprobs": Field(
-            "The same for the tokens of the prompt. Not with `stream`.", _between(0, MAX_LOGPROBS)
+            "The same for the tokens of the prompt; in a stream with the first chunk.", _between(0, MAX_LOGPROBS)
         ),
-        "CompletionRequest.echo": Field(
-            "Whether the text begins with the prompt's. With `logprobs` not in a stream.", default=False
-        ),
+        "CompletionRequest.echo": Field("Whether the text begins with the prompt's.", default=False),
+        "n_probs": Field("How many of the likeliest tokens to report beside each token.", _between(0, MAX_LOGPROBS)),
+        "return_tokens": Field("Whether to report the ids of an answer that is not streamed.", default=False),
         "return_token_ids": Field("Whether to report the ids of prompt and answer.", default=False),
         "timings_per_token": Field("In a stream: the timings so far in every chunk.", default=False),
         "return_progress": Field("In a stream: a chunk for each piece of the prompt that is computed.", default=False),
         "skip_special_tokens": Field("Whether control tokens are left out of the text."),
     },
     "The prompt": {
-        "truncate_prompt_tokens": Field("Keep only the last so many tokens of the prompt.", {"minimum": 1}),
+        "truncate_prompt_tokens": Field(
+            "Keep only the last so many tokens of the prompt; -1: as many as leave room for the answer.",
+            {"minimum": -1, "not": {"const": 0}},
+        ),
         "add_generation_prompt": Field(
             "Whether the template opens the assistant's turn.", default="unless `continue_final_message`"
         ),
         "continue_final_message": Field("Whether the answer goes on inside the last message.", default=False),
         "chat_template_kwargs": Field("Variables for the model's template."),
         "chat_template_now": Field("What the template is told the time is, as ISO 8601.", default="the server's clock"),
-        "TokenizeRequest.prompt": Field("A text; either this or `messages`."),
-        "TokenizeRequest.messages": Field("A conversation; either this or `prompt`.", _MESSAGES),
+        "TokenizeRequest.prompt": Field("A text; either this or `messages` or `content`."),
+        "TokenizeRequest.messages": Field("A conversation; either this or `prompt` or `content`.", _MESSAGES),
+        "TokenizeRequest.content": Field("A text, as llama-server calls it; either this or `prompt` or `messages`."),
+        "add_special": Field("With `content`: whether it begins as the model's file says a text does.", default=False),
+        "parse_special": Field("With `content`: whether control tokens written in it are parsed.", default=True),
+        "with_pieces": Field("With `content`: whether to report the text of each token beside it.", default=False),
         "add_special_tokens": Field(
             "False: no begin-of-text token, even if the model's file asks for one.", default=True
         ),
@@ -204,13 +257,17 @@ _GROUPS: dict[str, dict[str, Field]] = {
     },
 }
 
+_GROUPS["Of no effect"] = {name: Field(reason) for name, reason in inert.TAKEN.items()}
+
 _GROUPS[UNSUPPORTED] = {
     "ChatRequest.echo": Field("For completions only.", {"enum": [None, False]}),
+    "LlamaRequest.prompt_logprobs": Field("In /v1/completions only.", {"enum": [None]}),
+    "LlamaRequest.stream_options": Field("The last chunk always has the counts.", {"enum": [None]}),
     "best_of": Field("Only the value of `n` is taken."),
     "suffix": Field("Only an empty one is taken.", {"maxLength": 0}),
 } | {
     name: Field("Nothing is done about it.", {"enum": [None, *harmless]})
-    for name, harmless in (generation.ASKS_FOR_NOTHING | chat.ASKS_FOR_NOTHING).items()
+    for name, harmless in (inert.ASKS_FOR_NOTHING | chat.ASKS_FOR_NOTHING).items()
     if not any(name in fields for fields in _GROUPS.values())
 }
 
