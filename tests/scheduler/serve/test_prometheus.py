@@ -226,7 +226,7 @@ async def test_counters_agree_with_the_usage_of_the_answers_whatever_ended_them(
         return RowError("no") if is_doomed else None
 
     finished = []
-    server = await serve(FakeBackend(fault=fault, delay_s=0.001), n_slots=2, on_finished=finished.append)
+    server = await serve(FakeBackend(fault=fault, delay_s=0.001), n_slots=2, max_len=200_000, on_finished=finished.append)
     whole, several, streamed, failed = await asyncio.gather(
         server.complete(max_tokens=5),
         server.chat(max_tokens=4, n=3),
@@ -235,10 +235,11 @@ async def test_counters_agree_with_the_usage_of_the_answers_whatever_ended_them(
     )
     assert failed.status == 500
     left, gone_in_the_queue = [
-        await server.open("/v1/completions", {"prompt": "x" * 100, "max_tokens": 150, "stream": True, "n": 2})
+        await server.open("/v1/completions", {"prompt": "x" * 100, "max_tokens": 100_000, "stream": True, "n": 2})
         for _ in range(2)
     ]
     await left[0].readuntil(b"data:")
+    await until(lambda: server.engine.num_waiting == 2)
     for _, writer in (left, gone_in_the_queue):
         reset(writer)
     await server.idle()

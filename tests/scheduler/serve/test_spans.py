@@ -148,8 +148,8 @@ def test_events_stand_where_each_part_began():
 
 
 async def test_a_gone_client_leaves_a_span_of_what_was_done_for_it(traced, exporter):
-    server = await traced(FakeBackend(delay_s=0.002), n_slots=1)
-    body = {"prompt": "Hello", "max_tokens": 200, "stream": True}
+    server = await traced(FakeBackend(delay_s=0.002), n_slots=1, max_len=200_000)
+    body = {"prompt": "Hello", "max_tokens": 100_000, "stream": True}
     (reader, running), (_, waiting) = [await server.open("/v1/completions", body) for _ in range(2)]
     await reader.readuntil(b"data:")
     await until(lambda: server.engine.num_waiting == 1)

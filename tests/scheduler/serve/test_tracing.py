@@ -98,10 +98,26 @@ async def test_the_environment_names_the_service(monkeypatch, receiver):
     assert b"mine" in sent.resource_spans[0].resource.SerializeToString()
 
 
-async def test_a_receiver_that_is_not_there_harms_no_answer_and_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(app, "LAST_SPANS_S", 0.1)
+async def test_a_receiver_that_is_not_there_harms_no_answer(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     async with Server(_settings()) as server:
         await server.start(_load())
         status, body = await _complete(server)
     assert (status, len(json.loads(body)["choices"])) == (200, 1)
+
+
+async def test_a_receiver_that_takes_too_long_is_not_waited_for(monkeypatch):
+    class Stuck:
+        never = threading.Event()
+        begin = end = staticmethod(lambda *_args: None)
+
+        def close(self):
+            self.never.wait()
+
+    monkeypatch.setattr(app, "tracing_of", lambda _environ: Stuck())
+    monkeypatch.setattr(app, "LAST_SPANS_S", 0.05)
+    async with Server(_settings()) as server:
+        await server.start(_load())
+    assert not Stuck.never.is_set()
+    Stuck.never.set()
