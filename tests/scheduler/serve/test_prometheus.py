@@ -154,7 +154,8 @@ def test_gauges_and_counters_are_read_at_each_scrape(engine):
 def test_ended_requests_are_counted_under_the_reason_they_ended_for(engine):
     exposition = Exposition(engine, "smol")
     timings = Timings(queue_s=0.5, prefill_s=1.0, decode_s=2.0, e2e_s=3.5, ttft_s=1.5)
-    engine.metrics.on_finished(Finished("r", FinishReason.ABORT, (FinishReason.ABORT,), Usage(5, 4), timings), [SEQUENCE])
+    aborted = FinishReason.ABORT
+    engine.metrics.on_finished(Finished("r", aborted, (aborted,), Usage(5, 4), timings), [SEQUENCE])
     by_reason = {
         reason: _value(exposition, "vllm:request_success_total", finished_reason=reason.value)
         for reason in FinishReason
@@ -226,7 +227,8 @@ async def test_counters_agree_with_the_usage_of_the_answers_whatever_ended_them(
         return RowError("no") if is_doomed else None
 
     finished = []
-    server = await serve(FakeBackend(fault=fault, delay_s=0.001), n_slots=2, max_len=200_000, on_finished=finished.append)
+    backend = FakeBackend(fault=fault, delay_s=0.001)
+    server = await serve(backend, n_slots=2, max_len=200_000, on_finished=finished.append)
     whole, several, streamed, failed = await asyncio.gather(
         server.complete(max_tokens=5),
         server.chat(max_tokens=4, n=3),
