@@ -76,6 +76,8 @@ def logit_bias_of(value: Any, service: Service) -> dict[int, float] | None:
 
 def _ids_of_token(token: Any, service: Service) -> list[int]:
     if isinstance(token, str):
+        if not token:
+            raise invalid("logit_bias", "logit_bias: a text must not be empty")
         return [int(token)] if _TOKEN_ID.fullmatch(token) else service.encode_plain(token)
     if type(token) is not int:
         raise invalid("logit_bias", "logit_bias: a token must be an id or a text")

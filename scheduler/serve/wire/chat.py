@@ -93,8 +93,9 @@ class ChatRequest(CallFields, kw_only=True):
         super().check()
         self.chat.check_chat()
         refuse_unsupported(self, ASKS_FOR_NOTHING)
-        if self.token_limit == 0:
-            raise invalid(self.token_limit_field, f"{self.token_limit_field} must be >= 1 for a chat completion, got 0")
+        for name in ("max_tokens", "max_completion_tokens", "n_predict"):
+            if getattr(self, name) == 0:
+                raise invalid(name, f"{name} must be >= 1 for a chat completion, got 0")
         if self.top_logprobs is not None:
             if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
                 raise invalid("top_logprobs", f"top_logprobs must be in [0, {MAX_LOGPROBS}], got {self.top_logprobs}")

@@ -42,7 +42,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """`choices[].logprobs` of a completion: parallel lists, one entry per token; None for a prompt's first token."""
+    """`choices[].logprobs` of a completion: parallel lists, one entry per token; null for a prompt's first token."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []

@@ -93,9 +93,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         """Raise `ApiError` for values no Struct type and no `SamplingParams` refuses."""
         if not 1 <= self.num_choices <= MAX_CHOICES:
             raise invalid("n", f"n must be in [1, {MAX_CHOICES}], got {self.n}")
-        if self.token_limit is not None and self.token_limit < 0:
-            name = self.token_limit_field
-            raise invalid(name, f"{name} must be >= 0, got {self.token_limit}")
+        for name in ("max_tokens", "max_completion_tokens"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 0:
+                raise invalid(name, f"{name} must be >= 0, got {limit}")
         kept = self.truncate_prompt_tokens
         if kept is not None and kept < 1 and kept != -1:
             raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens must be -1 or >= 1, got {kept}")

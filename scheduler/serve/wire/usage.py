@@ -26,7 +26,7 @@ class WireUsage(msgspec.Struct, frozen=True):
 
 
 class WireTimings(msgspec.Struct, frozen=True):
-    """llama-server's names, milliseconds and tokens per second, and the time in the queue. None where nothing ran."""
+    """llama-server's names, milliseconds and tokens per second, and the time in the queue. Null where nothing ran."""
 
     queue_ms: float
     prompt_n: int
@@ -53,7 +53,7 @@ class WireTimings(msgspec.Struct, frozen=True):
 class WireMetrics(msgspec.Struct, frozen=True):
     """vLLM's names, in milliseconds: waiting, then the prompt, then the answer; they add up to `e2e_time_ms`.
 
-    `time_to_first_token_ms` begins when the request has its slot. `mean_itl_ms` is None where there are no two tokens,
+    `time_to_first_token_ms` begins when the request has its slot. `mean_itl_ms` is null where there are no two tokens,
     or several choices. Several prompts: of the one that took longest.
     """
 

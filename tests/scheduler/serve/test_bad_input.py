@@ -298,3 +298,8 @@ async def test_an_unknown_model_is_not_found(server):
 async def test_a_number_of_many_digits_costs_nothing(server):
     body = json.dumps({"prompt": "Hi"})[:-1] + ',"seed": ' + "9" * 100_000 + "}"
     (await server.post(PATHS[1], body.encode())).refused(param="seed")
+
+
+@pytest.mark.parametrize(("field", "value"), [("max_tokens", -1), ("max_tokens", 0), ("n_predict", 0)])
+async def test_a_limit_that_another_wins_over_is_checked_all_the_same(server, field, value):
+    (await server.chat(**{"max_completion_tokens": 2, field: value})).refused(400, field)
