@@ -11,8 +11,8 @@ class Route:
     """`handler` answers `method` on `path`; the OpenAPI document describes it with the handler's docstring.
 
     `takes` is the Struct in the request's body. `gives` is the type of a whole answer (None: it has no success),
-    `streams` that of a stream's events; an answer that is no JSON has its own `media_type`. `refusals` are the statuses
-    of errors besides those any route may answer with.
+    `streams` those of a stream's events; an answer that is no JSON has its own `media_type`. `refusals` are the
+    statuses of errors besides those any route may answer with.
     """
 
     method: str
@@ -20,6 +20,6 @@ class Route:
     handler: Handler
     takes: Any = None
     gives: Any = None
-    streams: Any = None
+    streams: tuple[Any, ...] = ()
     media_type: str = "application/json"
     refusals: tuple[int, ...] = ()

@@ -38,6 +38,11 @@ def test_it_names_every_field_of_every_request(struct):
     assert [name for name in names if f"`{name}`" not in TEXT] == []
 
 
+@pytest.mark.parametrize("struct", dict.fromkeys(r.takes.__name__ for r in routing_table() if r.takes))
+def test_every_request_has_a_table(struct):
+    assert f"<!-- asked {struct} -->" in TEXT
+
+
 def test_it_names_every_error():
     codes = {code for path in SOURCES for code in re.findall(r'code="(\w+)"', path.read_text())}
     assert [code for code in sorted(codes) if f"`{code}`" not in TEXT] == []

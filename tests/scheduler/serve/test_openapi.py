@@ -1,6 +1,7 @@
 """The OpenAPI document says what the server does: its paths, its fields, its limits and its answers."""
 
 import asyncio
+import json
 import re
 
 import msgspec
@@ -12,56 +13,61 @@ from scheduler.serve.http.docs.asked import field_of
 from scheduler.serve.http.docs.examples import EXAMPLES
 from scheduler.serve.http.docs.openapi import openapi_document
 from scheduler.serve.http.routes import routing_table
+from scheduler.serve.wire.prompt import MAX_PROMPTS
 from tests.fakes import FakeBackend
-from tests.scheduler.serve.rig import chat_body, streamed, until
+from tests.scheduler.serve.rig import chat_body, until
 
 DOCUMENT = openapi_document(routing_table())
 SCHEMAS = DOCUMENT["components"]["schemas"]
-BODIES = {
-    path: operation["requestBody"]["content"]["application/json"]
+OPERATIONS = {
+    f"{method.upper()} {path}": operation
     for path, item in DOCUMENT["paths"].items()
-    for operation in item.values()
+    for method, operation in item.items()
+}
+BODIES = {
+    name: operation["requestBody"]["content"]["application/json"]
+    for name, operation in OPERATIONS.items()
     if "requestBody" in operation
 }
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS = "POST /v1/chat/completions", "POST /v1/completions"
+COMPLETION = "POST /completion"
 
 
 def fields_of(schema):
     return SCHEMAS[schema["$ref"].rpartition("/")[2]]["properties"]
 
 
-def limits():
-    """Every numeric limit of a field: the path, the field, a value that is just right and one that is too much."""
-    for path, body in BODIES.items():
-        for name, schema in fields_of(body["schema"]).items():
-            step = 0.25 if {"type": "number"} in schema.get("anyOf", []) else 1
-            for key, beyond in (("minimum", -step), ("maximum", step)):
-                if key in schema:
-                    yield path, name, schema[key], schema[key] + beyond
-            if "exclusiveMinimum" in schema:
-                yield path, name, schema["exclusiveMinimum"] + step, schema["exclusiveMinimum"]
+def numbers(schema):
+    """Every limit of a number: a value that is just right and one that is too much."""
+    step = 0.25 if {"type": "number"} in schema.get("anyOf", []) else 1
+    for kind in (schema, *schema.get("anyOf", [])):
+        if kind.get("minimum", -(2**63)) > -(2**63):
+            beyond = kind["minimum"] - step
+            yield kind["minimum"], beyond - step if {"const": beyond} in schema.get("anyOf", []) else beyond
+        if kind.get("maximum", 2**63 - 1) < 2**63 - 1:
+            yield kind["maximum"], kind["maximum"] + step
+        if "exclusiveMinimum" in kind:
+            yield kind["exclusiveMinimum"] + step, kind["exclusiveMinimum"]
 
 
-def lists():
-    """Every limit of a list's length or a text's: the path, the field, a value that is just right and one beyond."""
-    for path, body in BODIES.items():
-        for name, schema in fields_of(body["schema"]).items():
-            for kind in schema.get("anyOf", [schema]):
-                if "maxItems" in kind:
-                    item = [1] if kind["items"].get("type") == "array" else "a"
-                    yield path, name, [item] * kind["maxItems"], [item] * (kind["maxItems"] + 1)
-                if kind.get("minItems", schema.get("minItems")) == 1 and kind.get("type") == "array":
-                    item = (
-                        [1]
-                        if kind["items"].get("type") == "array"
-                        else 1
-                        if kind["items"]["type"] == "integer"
-                        else "a"
-                    )
-                    if kind["items"]["type"] != "object":
-                        yield path, name, [item], []
-            for value in schema.get("enum", []):
-                yield path, name, value, {"something": "else"}
+def sizes(schema):
+    """Every limit of a size, and every value that asks for nothing: one that is just right and one that is not."""
+    for kind in (schema, *schema.get("anyOf", [])):
+        if kind.get("type") == "array":
+            item = {"array": [1] * kind["items"].get("minItems", 1), "integer": 1, "string": "a", "object": None}[
+                kind["items"]["type"]
+            ]
+            most, least = (kind.get(key, schema.get(key)) for key in ("maxItems", "minItems"))
+            if most is not None:
+                yield [item] * most, [item] * (most + 1)
+            if least is not None and item is not None:
+                yield [item] * least, []
+        if kind.get("type") == "string" and "maxLength" in (limits := {**schema, **kind}):
+            yield "a" * limits["maxLength"], "a" * (limits["maxLength"] + 1)
+        if "maxProperties" in kind:
+            yield {}, {str(token_id): 1 for token_id in range(kind["maxProperties"] + 1)}
+    for value in schema.get("enum", []):
+        yield value, {"something": "else"}
 
 
 def calls():
@@ -69,7 +75,8 @@ def calls():
     everything = {"max_tokens": 3, "n": 2, "return_token_ids": True, "seed": 1, "temperature": 1.5}
     chat = chat_body(**everything, logprobs=True, top_logprobs=2)
     completion = {"prompt": ["Hi", "Ho"], **everything, "logprobs": 2}
-    usage = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    progress = {"stream": True, "return_progress": True, "timings_per_token": True}
+    usage = {**progress, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return [
         (CHAT, chat_body(max_tokens=2)),
         (CHAT, {**chat, "prompt_logprobs": 2}),
@@ -79,17 +86,15 @@ def calls():
         (COMPLETIONS, {"prompt": [1, 2], "max_tokens": 0, "echo": True, "logprobs": 1}),
         (COMPLETIONS, {**completion, "prompt_logprobs": 0, "echo": True}),
         (COMPLETIONS, {**completion, **usage}),
-        (CHAT, {**chat, **usage, "prompt_logprobs": 1, "return_progress": True, "timings_per_token": True}),
-        (COMPLETIONS, {**completion, **usage, "prompt_logprobs": 1, "echo": True, "return_progress": True}),
-        (f"{CHAT}/render", chat),
-        ("/completion", {"prompt": "Hi", "n_predict": 3, "n_probs": 2, "return_tokens": True}),
-        ("/completion", {"prompt": [1, 2], "n_predict": 3, "n_probs": 1, "stream": True, "return_progress": True}),
-        ("/apply-template", chat_body()),
-        ("/tokenize", {"content": "H\u00e9", "with_pieces": True}),
         (COMPLETIONS, {"prompt": "Hi", "max_tokens": 2, "stream": True, "echo": True}),
-        ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
-        ("/tokenize", chat_body()),
-        ("/detokenize", {"tokens": [72, 105]}),
+        (COMPLETION, {"prompt": "Hi", "n_predict": 3, "n_probs": 2, "return_tokens": True}),
+        (COMPLETION, {"prompt": "Hi", "n_predict": 3, "n_probs": 2, **progress}),
+        ("POST /tokenize", {"prompt": "Hi", "return_token_strs": True}),
+        ("POST /tokenize", {"content": "Hi é", "with_pieces": True}),
+        ("POST /tokenize", chat_body()),
+        ("POST /detokenize", {"tokens": [72, 105]}),
+        ("POST /apply-template", chat_body()),
+        ("POST /v1/chat/completions/render", chat_body()),
     ]
 
 
@@ -149,54 +154,52 @@ async def test_the_server_gives_it_away(server):
     assert reply.json == DOCUMENT
 
 
-@pytest.mark.parametrize(("path", "field", "right", "wrong"), list(limits()))
-async def test_limits_are_the_documented_ones(server, path, field, right, wrong):
-    body = {**BODIES[path]["example"], "n": 1, "max_tokens": 1, "logprobs": True if path.startswith(CHAT) else 1}
-    assert (await server.post(path, {**body, field: right})).status == 200
-    (await server.post(path, {**body, field: wrong})).refused(400, field)
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("limits", [numbers, sizes])
+async def test_limits_are_the_documented_ones(serve, name, limits):
+    server = await serve(max_queue=MAX_PROMPTS)
+    path = name.removeprefix("POST ")
+    body = {"max_tokens": 1, **BODIES[name]["example"], "logprobs": True if "chat" in name else 1}
+    for field, schema in fields_of(BODIES[name]["schema"]).items():
+        for right, wrong in limits(schema):
+            reply = await server.post(path, {**body, field: right})
+            assert reply.status == 200, (field, right, reply.body)
+            (await server.post(path, {**body, field: wrong})).refused(400, field)
 
 
-@pytest.mark.parametrize(("path", "field", "right", "wrong"), list(lists()))
-async def test_lists_may_be_as_long_as_documented(serve, path, field, right, wrong):
-    server = await serve(max_queue=256)
-    body = {**BODIES[path]["example"], "max_tokens": 1}
-    reply = await server.post(path, {**body, field: right})
-    assert reply.status == 200, reply.body
-    (await server.post(path, {**body, field: wrong})).refused(400, field)
-
-
-@pytest.mark.parametrize(("path", "body"), calls())
-async def test_answers_have_what_is_documented_and_nothing_else(server, path, body):
-    reply = await server.post(path, body)
-    content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
+@pytest.mark.parametrize(("name", "body"), calls())
+async def test_answers_have_what_is_documented_and_nothing_else(server, name, body):
+    reply = await server.post(name.removeprefix("POST "), body)
+    content = OPERATIONS[name]["responses"]["200"]["content"]
     if body.get("stream"):
-        for chunk in streamed(reply, has_done=path != "/completion").chunks:
-            check_conforms(chunk, content["text/event-stream"]["x-event"])
+        chunks = [json.loads(event) for event in re.findall(rb"^data: ({.*})$", reply.body, flags=re.MULTILINE)]
+        assert len(chunks) > 2, reply.body
+        payload, _ = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
+        for chunk in chunks:
+            assert "error" not in chunk
+            check_conforms(chunk, payload["contentSchema"])
     else:
         check_conforms(reply.json, content["application/json"]["schema"])
 
 
-@pytest.mark.parametrize("path", list(EXAMPLES))
-async def test_examples_look_like_what_the_server_answers(serve, path):
-    server = await serve(FakeBackend(delay_s=0.005))
-    running = []
-    if "{id}" in path:
-        running.append(asyncio.create_task(server.complete(request_id="running")))
-        await until(lambda: server.engine.num_running == 1)
-    example = EXAMPLES[path]
-    url = path.replace("{name}", "fake").replace("{id}", "running")
-    reply = await (server.get(url) if example.asked is None else server.post(url, example.asked))
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_examples_look_like_what_the_server_answers(serve, name):
+    server = await serve(FakeBackend(delay_s=0.01))
+    running = asyncio.create_task(server.complete("Hi", max_tokens=200, request_id="story"))
+    await until(lambda: server.engine.num_running == 1)
+    method, _, path = name.partition(" ")
+    example = EXAMPLES[name]
+    body = None if example.asked is None else json.dumps(example.asked).encode()
+    reply = await server.request(method, path.format(name="fake", id="story"), body)
     assert reply.status == 200, reply.body
     assert shape(reply.json) == shape(example.answered)
-    await server.request("DELETE", "/v1/requests/running")
-    await asyncio.gather(*running)
+    running.cancel()
 
 
-def test_every_path_with_a_json_answer_has_an_example():
+def test_every_json_answer_has_an_example():
     with_json = {
-        path
-        for path, item in DOCUMENT["paths"].items()
-        for operation in item.values()
+        name
+        for name, operation in OPERATIONS.items()
         if "application/json" in operation["responses"].get("200", {}).get("content", {})
     }
-    assert with_json - EXAMPLES.keys() == {"/openapi.json"}
+    assert with_json - EXAMPLES.keys() == {"GET /openapi.json"}

@@ -19,13 +19,15 @@ from engine.params import (
     MAX_STOP_TOKENS,
     SamplingParams,
 )
-from scheduler.serve.wire import chat, inert
+from scheduler.serve.http.docs.unsupported import WHAT_IS_NOT_SUPPORTED
+from scheduler.serve.wire import chat, inert, llama
 from scheduler.serve.wire.chat import ROLES
 from scheduler.serve.wire.prompt import MAX_PROMPTS
 from scheduler.serve.wire.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_CHOICES
 
 Schema = dict[str, Any]
 
+INERT = "Of no effect"
 UNSUPPORTED = "Not supported"
 
 
@@ -85,6 +87,15 @@ def _between(low: float, high: float) -> Schema:
     return {"minimum": low, "maximum": high}
 
 
+_BIASES = {
+    "type": "object",
+    "maxProperties": MAX_LOGIT_BIAS,
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
+    "additionalProperties": {"type": "number", **_between(-100, 100)},
+}
+_BIAS = {"anyOf": [_BIASES["additionalProperties"], {"const": False}]}
+_UNLIMITED_OR_ONE = {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}]}
+
 _GROUPS: dict[str, dict[str, Field]] = {
     "The call": {
         "messages": Field(
@@ -103,6 +114,10 @@ _GROUPS: dict[str, dict[str, Field]] = {
             {"anyOf": [_TEXT, _PROMPT_IDS]},
             required=True,
         ),
+        "TokenizeRequest.prompt": Field("A text; either this or `messages` or `content`."),
+        "TokenizeRequest.messages": Field("A conversation; either this or `prompt` or `content`.", _MESSAGES),
+        "TokenizeRequest.content": Field("A text, as llama-server calls it; either this or `prompt` or `messages`."),
+        "DetokenizeRequest.tokens": Field("Token ids.", _TOKEN_IDS, required=True),
         "model": Field("One of the served names. An unknown one is 404.", default="the model there is"),
         "LlamaRequest.n": Field("There is one answer.", {"enum": [None, 1]}),
         "n": Field("Answers to each prompt. They share one prefill.", _between(1, MAX_CHOICES), default=1),
@@ -127,6 +142,9 @@ _GROUPS: dict[str, dict[str, Field]] = {
         ),
         "ChatRequest.max_completion_tokens": Field("The same; wins over `max_tokens`.", {"minimum": 1}),
         "max_completion_tokens": Field("The same; wins over `max_tokens`.", {"minimum": 0}),
+        "ChatRequest.n_predict": Field(
+            "llama-server's name for `max_tokens`, which wins; -1 is no limit.", _UNLIMITED_OR_ONE
+        ),
         "n_predict": Field("llama-server's name for `max_tokens`, which wins; -1 is no limit.", {"minimum": -1}),
         "min_tokens": Field("No end-of-text token and no stop token before so many tokens.", {"minimum": 0}),
         "stop": Field(
@@ -139,46 +157,6 @@ _GROUPS: dict[str, dict[str, Field]] = {
         "include_stop_str_in_output": Field("Whether the text keeps the stop string that ended it."),
     },
     "Sampling": {
-        "LlamaRequest.temperature": Field("0 takes the likeliest token always.", {"minimum": 0}, default=0.8),
-        "LlamaRequest.top_p": Field(
-            "The smallest set of tokens that has this much probability; 0 takes the likeliest.",
-            _between(0, 1),
-            default=0.95,
-        ),
-        "LlamaRequest.top_k": Field("Only the k likeliest tokens; 0 and -1 are off.", {"minimum": -1}, default=40),
-        "LlamaRequest.min_p": Field(
-            "Only tokens at least this likely, as a part of the likeliest.", _between(0, 1), default=0.05
-        ),
-        "LlamaRequest.repeat_last_n": Field(
-            "How many tokens the repetition penalty looks back; -1 is all.", {"minimum": -1}, default=64
-        ),
-        "LlamaRequest.seed": Field("Equal seed, equal answer. -1 is none.", default="drawn"),
-        "LlamaRequest.logit_bias": Field(
-            "Token id to what is added to its logit, or a list of pairs: a token id, or a text all of whose tokens are "
-            f"meant, and a number, or false for never. Up to {MAX_LOGIT_BIAS}.",
-            {
-                "anyOf": [
-                    {
-                        "type": "object",
-                        "maxProperties": MAX_LOGIT_BIAS,
-                        "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
-                        "additionalProperties": {"type": "number", **_between(-100, 100)},
-                    },
-                    {
-                        "type": "array",
-                        "items": {
-                            "type": "array",
-                            "prefixItems": [
-                                {"type": ["integer", "string"], "minimum": 0},
-                                {"anyOf": [{"type": "number", **_between(-100, 100)}, {"const": False}]},
-                            ],
-                            "minItems": 2,
-                            "maxItems": 2,
-                        },
-                    },
-                ]
-            },
-        ),
         "temperature": Field("0 takes the likeliest token always.", {"minimum": 0}),
         "top_p": Field(
             "The smallest set of tokens that has this much probability; 0 takes the likeliest.", _between(0, 1)
@@ -194,17 +172,32 @@ _GROUPS: dict[str, dict[str, Field]] = {
         "repeat_last_n": Field("How many tokens the repetition penalty looks back; -1 is all.", {"minimum": -1}),
         "presence_penalty": Field("Subtracted once from tokens the answer has.", _between(-2, 2)),
         "frequency_penalty": Field("Subtracted per occurrence in the answer.", _between(-2, 2)),
+        "LlamaRequest.seed": Field("Equal seed, equal answer. -1 is none.", default="drawn"),
         "seed": Field(
             "Equal seed, equal answer. Each choice reports the one it used.", default="drawn for each prompt"
         ),
+        "LlamaRequest.logit_bias": Field(
+            "Token id to what is added to its logit, or a list of pairs: a token id, or a text all of whose tokens are "
+            f"meant, and a number, or false for never. Up to {MAX_LOGIT_BIAS}.",
+            {
+                "anyOf": [
+                    {**_BIASES, "propertyNames": {"minLength": 1}, "additionalProperties": _BIAS},
+                    {
+                        "type": "array",
+                        "maxItems": MAX_LOGIT_BIAS,
+                        "items": {
+                            "type": "array",
+                            "prefixItems": [{"type": ["integer", "string"], "minimum": 0, "minLength": 1}, _BIAS],
+                            "minItems": 2,
+                            "maxItems": 2,
+                        },
+                    },
+                ]
+            },
+        ),
         "logit_bias": Field(
             f"Token id to what is added to its logit, for up to {MAX_LOGIT_BIAS} tokens.",
-            {
-                "type": "object",
-                "maxProperties": MAX_LOGIT_BIAS,
-                "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
-                "additionalProperties": {"type": "number", **_between(-100, 100)},
-            },
+            _BIASES,
         ),
         "allowed_token_ids": Field("Only these tokens, of which there must be one.", {"minItems": 1}),
         "bad_words": Field(
@@ -222,11 +215,15 @@ _GROUPS: dict[str, dict[str, Field]] = {
             "How many of the likeliest tokens to report beside each token.", _between(0, MAX_LOGPROBS)
         ),
         "prompt_logprobs": Field(
-            "The same for the tokens of the prompt; in a stream with the first chunk.", _between(0, MAX_LOGPROBS)
+            "How many of the likeliest tokens to report beside each token of the prompt; in a stream with the first "
+            "chunk.",
+            _between(0, MAX_LOGPROBS),
         ),
         "CompletionRequest.echo": Field("Whether the text begins with the prompt's.", default=False),
         "n_probs": Field("How many of the likeliest tokens to report beside each token.", _between(0, MAX_LOGPROBS)),
         "return_tokens": Field("Whether to report the ids of an answer that is not streamed.", default=False),
+        "with_pieces": Field("With `content`: whether to report the text of each token beside it.", default=False),
+        "return_token_strs": Field("Whether to report the text of each token.", default=False),
         "return_token_ids": Field("Whether to report the ids of prompt and answer.", default=False),
         "timings_per_token": Field("In a stream: the timings so far in every chunk.", default=False),
         "return_progress": Field("In a stream: a chunk for each piece of the prompt that is computed.", default=False),
@@ -235,7 +232,7 @@ _GROUPS: dict[str, dict[str, Field]] = {
     "The prompt": {
         "truncate_prompt_tokens": Field(
             "Keep only the last so many tokens of the prompt; -1: as many as leave room for the answer.",
-            {"minimum": -1, "not": {"const": 0}},
+            _UNLIMITED_OR_ONE,
         ),
         "add_generation_prompt": Field(
             "Whether the template opens the assistant's turn.", default="unless `continue_final_message`"
@@ -243,32 +240,25 @@ _GROUPS: dict[str, dict[str, Field]] = {
         "continue_final_message": Field("Whether the answer goes on inside the last message.", default=False),
         "chat_template_kwargs": Field("Variables for the model's template."),
         "chat_template_now": Field("What the template is told the time is, as ISO 8601.", default="the server's clock"),
-        "TokenizeRequest.prompt": Field("A text; either this or `messages` or `content`."),
-        "TokenizeRequest.messages": Field("A conversation; either this or `prompt` or `content`.", _MESSAGES),
-        "TokenizeRequest.content": Field("A text, as llama-server calls it; either this or `prompt` or `messages`."),
         "add_special": Field("With `content`: whether it begins as the model's file says a text does.", default=False),
         "parse_special": Field("With `content`: whether control tokens written in it are parsed.", default=True),
-        "with_pieces": Field("With `content`: whether to report the text of each token beside it.", default=False),
         "add_special_tokens": Field(
             "False: no begin-of-text token, even if the model's file asks for one.", default=True
         ),
-        "return_token_strs": Field("Whether to report the text of each token.", default=False),
-        "DetokenizeRequest.tokens": Field("Token ids.", _TOKEN_IDS, required=True),
     },
 }
 
-_GROUPS["Of no effect"] = {name: Field(reason) for name, reason in inert.TAKEN.items()}
+_GROUPS[INERT] = {name: Field(reason) for name, reason in inert.TAKEN.items()}
 
+_HARMLESS = inert.ASKS_FOR_NOTHING | {f"ChatRequest.{name}": values for name, values in chat.ASKS_FOR_NOTHING.items()}
 _GROUPS[UNSUPPORTED] = {
-    "ChatRequest.echo": Field("For completions only.", {"enum": [None, False]}),
     "LlamaRequest.prompt_logprobs": Field("In /v1/completions only.", {"enum": [None]}),
     "LlamaRequest.stream_options": Field("The last chunk always has the counts.", {"enum": [None]}),
     "best_of": Field("Only the value of `n` is taken."),
     "suffix": Field("Only an empty one is taken.", {"maxLength": 0}),
 } | {
-    name: Field("Nothing is done about it.", {"enum": [None, *harmless]})
-    for name, harmless in (inert.ASKS_FOR_NOTHING | chat.ASKS_FOR_NOTHING).items()
-    if not any(name in fields for fields in _GROUPS.values())
+    key: Field(WHAT_IS_NOT_SUPPORTED[key.rpartition(".")[2]], {"enum": [None, *harmless]})
+    for key, harmless in _HARMLESS.items()
 }
 
 _WRITTEN = {name: (group, written) for group, fields in _GROUPS.items() for name, written in fields.items()}
@@ -285,8 +275,10 @@ def place_of(struct: str, name: str) -> int:
     return next((keys.index(key) for key in (f"{struct}.{name}", name) if key in _WRITTEN), len(keys))
 
 
-def default_of(name: str, written: Field) -> Any:
-    """What the field is without being given; None if that is nothing worth saying."""
+def default_of(struct: str, name: str, written: Field) -> Any:
+    """What a field of the Struct called `struct` is without being given; None if that is nothing worth saying."""
+    if struct == llama.LlamaRequest.__name__ and name in llama.DEFAULTS:
+        return llama.DEFAULTS[name]
     return _ENGINE_DEFAULTS.get(name) if written.default is None else written.default
 
 

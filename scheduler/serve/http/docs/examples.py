@@ -16,12 +16,12 @@ class Example:
 
 
 EXAMPLES = {
-    "/v1/chat/completions": Example(
+    "POST /v1/chat/completions": Example(
         asked={"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0},
         answered={
-            "id": "chatcmpl-b7bee352e1934b39aa74c8ee7dce6761",
+            "id": "chatcmpl-7f490c9378174836ac6e6e6a37353a9e",
             "object": "chat.completion",
-            "created": 1796009029,
+            "created": 1796008590,
             "model": _MODEL,
             "system_fingerprint": _FINGERPRINT,
             "usage": {
@@ -33,26 +33,26 @@ EXAMPLES = {
             "timings": {
                 "queue_ms": 0.0,
                 "prompt_n": 31,
-                "prompt_ms": 35.229,
-                "prompt_per_second": 879.957,
+                "prompt_ms": 82.905,
+                "prompt_per_second": 373.92,
                 "predicted_n": 4,
-                "predicted_ms": 26.479,
-                "predicted_per_second": 151.061,
+                "predicted_ms": 64.085,
+                "predicted_per_second": 62.417,
             },
             "metrics": {
                 "queue_time_ms": 0.0,
-                "time_to_first_token_ms": 35.229,
-                "generation_time_ms": 26.479,
-                "e2e_time_ms": 61.708,
-                "mean_itl_ms": 8.826,
-                "tokens_per_second": 151.061,
+                "time_to_first_token_ms": 82.905,
+                "generation_time_ms": 64.085,
+                "e2e_time_ms": 146.99,
+                "mean_itl_ms": 21.362,
+                "tokens_per_second": 62.417,
             },
-            "chat_template_now": "2026-11-30T03:23:49Z",
+            "chat_template_now": "2026-11-30T03:16:30Z",
             "choices": [
                 {
                     "finish_reason": "length",
                     "stop_reason": None,
-                    "seed": 8483488094698081,
+                    "seed": 1093115916024263,
                     "index": 0,
                     "message": {"role": "assistant", "content": "Hello! How can", "refusal": None},
                     "logprobs": None,
@@ -60,12 +60,12 @@ EXAMPLES = {
             ],
         },
     ),
-    "/v1/completions": Example(
+    "POST /v1/completions": Example(
         asked={"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0},
         answered={
-            "id": "cmpl-b19d99f723404393852b76301d1fed8a",
+            "id": "cmpl-bfbbc36af78f4aa6902d453bde1e8ab8",
             "object": "text_completion",
-            "created": 1796009029,
+            "created": 1796008591,
             "model": _MODEL,
             "system_fingerprint": _FINGERPRINT,
             "usage": {
@@ -77,25 +77,25 @@ EXAMPLES = {
             "timings": {
                 "queue_ms": 0.0,
                 "prompt_n": 5,
-                "prompt_ms": 12.736,
-                "prompt_per_second": 392.582,
+                "prompt_ms": 24.401,
+                "prompt_per_second": 204.913,
                 "predicted_n": 8,
-                "predicted_ms": 80.977,
-                "predicted_per_second": 98.794,
+                "predicted_ms": 108.238,
+                "predicted_per_second": 73.911,
             },
             "metrics": {
                 "queue_time_ms": 0.0,
-                "time_to_first_token_ms": 12.736,
-                "generation_time_ms": 80.977,
-                "e2e_time_ms": 93.713,
-                "mean_itl_ms": 11.568,
-                "tokens_per_second": 98.794,
+                "time_to_first_token_ms": 24.401,
+                "generation_time_ms": 108.238,
+                "e2e_time_ms": 132.639,
+                "mean_itl_ms": 15.463,
+                "tokens_per_second": 73.911,
             },
             "choices": [
                 {
                     "finish_reason": "length",
                     "stop_reason": None,
-                    "seed": 26764269212036,
+                    "seed": 6089145157151065,
                     "index": 0,
                     "text": " Paris.\n\nThe United States has",
                     "logprobs": None,
@@ -103,99 +103,29 @@ EXAMPLES = {
             ],
         },
     ),
-    "/v1/models": Example(
+    "GET /v1/models": Example(
         answered={
             "object": "list",
             "data": [
-                {
-                    "id": _MODEL,
-                    "object": "model",
-                    "created": 1796007723,
-                    "owned_by": "lockstep",
-                    "max_model_len": 4096,
-                }
+                {"id": _MODEL, "object": "model", "created": 1796008590, "owned_by": "lockstep", "max_model_len": 4096}
             ],
         }
     ),
-    "/v1/models/{name}": Example(
-        answered={
-            "id": _MODEL,
-            "object": "model",
-            "created": 1796007723,
-            "owned_by": "lockstep",
-            "max_model_len": 4096,
-        }
+    "GET /v1/models/{name}": Example(
+        answered={"id": _MODEL, "object": "model", "created": 1796008590, "owned_by": "lockstep", "max_model_len": 4096}
     ),
-    "/tokenize": Example(
-        asked={"prompt": "The capital of France is", "return_token_strs": True},
+    "POST /v1/chat/completions/render": Example(
+        asked={"messages": [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}], "max_tokens": 4},
         answered={
-            "tokens": [504, 3575, 282, 4649, 314],
-            "count": 5,
-            "max_model_len": 4096,
-            "token_strs": ["The", " capital", " of", " France", " is"],
-        },
-    ),
-    "/detokenize": Example(asked={"tokens": [56, 89]}, answered={"prompt": "Hi", "content": "Hi"}),
-    "/health": Example(answered={"status": "ok"}),
-    "/ping": Example(answered={"status": "ok"}),
-    "/slots": Example(
-        answered=[
-            {
-                "id": 0,
-                "is_processing": False,
-                "state": "idle",
-                "request_id": None,
-                "choice": None,
-                "num_prompt_tokens": 0,
-                "num_computed_tokens": 0,
-                "num_output_tokens": 0,
-            }
-        ]
-    ),
-    "/v1/chat/completions/render": Example(
-        asked={"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
-        answered={
-            "request_id": "chatcmpl-60415899def34badb70411cdb5d5637c",
+            "request_id": "chatcmpl-2165a5c657c845ebbe0e15c9be088050",
             "model": _MODEL,
-            "token_ids": [
-                1,
-                9690,
-                198,
-                2683,
-                359,
-                253,
-                5356,
-                5646,
-                11173,
-                3365,
-                3511,
-                308,
-                34519,
-                28,
-                7018,
-                411,
-                407,
-                19712,
-                8182,
-                2,
-                198,
-                1,
-                4093,
-                198,
-                26843,
-                2,
-                198,
-                1,
-                520,
-                9531,
-                198,
-            ],
+            "token_ids": [1, 9690, 198, 2, 198, 1, 4093, 198, 26843, 2, 198, 1, 520, 9531, 198],
             "max_tokens": 4,
             "priority": 0,
-            "chat_template_now": "2026-11-30T03:23:49+00:00",
+            "chat_template_now": "2026-11-30T03:16:30Z",
         },
     ),
-    "/completion": Example(
+    "POST /completion": Example(
         asked={"prompt": "The capital of France is", "n_predict": 8, "temperature": 0},
         answered={
             "index": 0,
@@ -207,17 +137,17 @@ EXAMPLES = {
             "timings": {
                 "queue_ms": 0.0,
                 "prompt_n": 5,
-                "prompt_ms": 12.276,
-                "prompt_per_second": 407.309,
+                "prompt_ms": 12.646,
+                "prompt_per_second": 395.391,
                 "predicted_n": 8,
-                "predicted_ms": 77.469,
-                "predicted_per_second": 103.268,
+                "predicted_ms": 179.78,
+                "predicted_per_second": 44.499,
             },
-            "id": "cmpl-eca48be1ef2c4c189286f63b0ed74d2c",
+            "id": "cmpl-8264dd51350f4df9a957ab6518310448",
             "model": _MODEL,
             "system_fingerprint": _FINGERPRINT,
             "generation_settings": {
-                "seed": 3172204769477501,
+                "seed": 8360771769179199,
                 "temperature": 0.0,
                 "top_k": 40,
                 "top_p": 0.95,
@@ -242,39 +172,62 @@ EXAMPLES = {
             "tokens_cached": 0,
             "metrics": {
                 "queue_time_ms": 0.0,
-                "time_to_first_token_ms": 12.276,
-                "generation_time_ms": 77.469,
-                "e2e_time_ms": 89.745,
-                "mean_itl_ms": 11.067,
-                "tokens_per_second": 103.268,
+                "time_to_first_token_ms": 12.646,
+                "generation_time_ms": 179.78,
+                "e2e_time_ms": 192.426,
+                "mean_itl_ms": 25.683,
+                "tokens_per_second": 44.499,
             },
         },
     ),
-    "/v1/requests/{id}": Example(
+    "GET /v1/requests/{id}": Example(
         answered={
-            "id": "cmpl-story",
+            "id": "story",
             "object": "request",
             "state": "decoding",
             "position": None,
             "waits_for": None,
-            "prompt_tokens": 4,
-            "computed_prompt_tokens": 4,
+            "prompt_tokens": 34,
+            "computed_prompt_tokens": 34,
             "completion_tokens": 19,
             "choices": 1,
             "finished_choices": 0,
         }
     ),
-    "/apply-template": Example(
-        asked={"messages": [{"role": "user", "content": "Hi"}]},
+    "DELETE /v1/requests/{id}": Example(answered={"id": "story", "object": "request.deleted", "aborted": True}),
+    "POST /tokenize": Example(
+        asked={"prompt": "The capital of France is", "return_token_strs": True},
         answered={
-            "prompt": (
-                "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Huggi"
-                "ng Face<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-            ),
+            "tokens": [504, 3575, 282, 4649, 314],
+            "count": 5,
+            "max_model_len": 4096,
+            "token_strs": ["The", " capital", " of", " France", " is"],
         },
     ),
-    "/load": Example(answered={"server_load": 0}),
-    "/props": Example(
+    "POST /detokenize": Example(asked={"tokens": [56, 89]}, answered={"prompt": "Hi", "content": "Hi"}),
+    "POST /apply-template": Example(
+        asked={"messages": [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}]},
+        answered={"prompt": "<|im_start|>system\n<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"},
+    ),
+    "GET /health": Example(answered={"status": "ok"}),
+    "GET /ping": Example(answered={"status": "ok"}),
+    "POST /ping": Example(answered={"status": "ok"}),
+    "GET /load": Example(answered={"server_load": 0}),
+    "GET /slots": Example(
+        answered=[
+            {
+                "id": 0,
+                "is_processing": True,
+                "state": "decoding",
+                "request_id": "chatcmpl-story",
+                "choice": 0,
+                "num_prompt_tokens": 34,
+                "num_computed_tokens": 40,
+                "num_output_tokens": 7,
+            }
+        ]
+    ),
+    "GET /props": Example(
         answered={
             "default_generation_settings": {
                 "params": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64},
@@ -284,18 +237,12 @@ EXAMPLES = {
             "model_alias": _MODEL,
             "model_path": "SmolLM2-135M-Instruct.Q4_1.gguf",
             "modalities": {"vision": False, "audio": False},
-            "chat_template": (
-                "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system"
-                "' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained "
-                "by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n"
-                "' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_pr"
-                "ompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-            ),
+            "chat_template": "{% for message in messages %}…{% endfor %}",
             "bos_token": "<|im_start|>",
             "eos_token": "<|im_end|>",
             "build_info": "lockstep 0.1.0",
             "system_fingerprint": _FINGERPRINT,
         }
     ),
-    "/version": Example(answered={"version": "0.1.0"}),
+    "GET /version": Example(answered={"version": "0.1.0"}),
 }

@@ -76,7 +76,7 @@ def openapi_document(routes: Sequence[Route]) -> Json:
 def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], dict[str, Json]]:
     """The schema of each type the routes name, and the components those refer to, with what is written of them."""
     asked = _each(route.takes for route in routes)
-    answered = _each(kind for route in routes for kind in (route.gives, route.streams))
+    answered = _each(kind for route in routes for kind in (route.gives, *route.streams))
     answered = _each([*answered, ErrorEnvelope])
     template = "#/components/schemas/{name}"
     asked_schemas, asked_components = msgspec.json.schema_components(
@@ -114,7 +114,7 @@ def _describe_asked(name: str, component: Json) -> None:
         schema.update(written.limits if written.required else _or_null(written.limits))
         schema["description"] = written.meaning
         schema["x-group"] = group
-        default = default_of(field, written)
+        default = default_of(name, field, written)
         if isinstance(default, str):
             schema["description"] += f" Default: {default}."
         elif default is not None:
@@ -144,6 +144,15 @@ def _describe_answered(name: str, component: Json) -> None:
             schema["description"] = meaning
 
 
+def _event(payloads: list[Json]) -> Json:
+    """The schema of one server-sent event, whose data is one of `payloads` as JSON or, the last, `[DONE]`."""
+    data = [
+        {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": payloads}},
+        {"const": "[DONE]"},
+    ]
+    return {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
+
+
 def _operation(route: Route, path: str, schemas: dict[Any, Json]) -> Json:
     about, _, details = (route.handler.__doc__ or "").partition("\n\n")
     operation: Json = {
@@ -157,7 +166,7 @@ def _operation(route: Route, path: str, schemas: dict[Any, Json]) -> Json:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             for name in names
         ]
-    example = EXAMPLES.get(path)
+    example = EXAMPLES.get(f"{route.method} {path}")
     if route.takes is not None:
         content: Json = {"schema": schemas[route.takes]}
         if example is not None:
@@ -169,8 +178,8 @@ def _operation(route: Route, path: str, schemas: dict[Any, Json]) -> Json:
         if example is not None:
             content["example"] = example.answered
         media = {route.media_type: content}
-        if route.streams is not None:
-            media["text/event-stream"] = {"schema": {"type": "string"}, "x-event": schemas[route.streams]}
+        if route.streams:
+            media["text/event-stream"] = {"schema": _event([schemas[kind] for kind in (*route.streams, ErrorEnvelope)])}
         operation["responses"]["200"] = {"description": "The answer.", "content": media}
     statuses = {*ANYWHERE, *route.refusals, *(WITH_A_BODY if route.takes is not None else ())}
     for status in sorted(statuses):

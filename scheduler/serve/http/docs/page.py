@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any
 
+from scheduler.serve.http.docs.asked import INERT, UNSUPPORTED
 from scheduler.serve.http.docs.style import STYLE
 from scheduler.serve.http.docs.words import asked_type_words, component_name, default_words, limit_words, type_words
 
@@ -108,9 +109,12 @@ class _Operation:
         contents = self._operation["responses"].get("200", {}).get("content", {})
         lines = []
         for media_type, content in contents.items():
-            said = _linked(type_words(content.get("x-event") or content["schema"]))
-            if "x-event" in content:
-                said = f"events of {said}, then <code>[DONE]</code>"
+            schema = content["schema"]
+            if media_type == "text/event-stream":
+                payload, _ = schema["properties"]["data"]["anyOf"]
+                said = f"events of {_linked(type_words(payload['contentSchema']))}"
+            else:
+                said = _linked(type_words(schema))
             lines.append(f"<li><code>{escape(media_type)}</code>: {said}</li>")
         return f"<h3>Answer</h3><ul>{''.join(lines)}</ul>" if lines else ""
 
@@ -129,7 +133,8 @@ def _asked(schema: Json) -> str:
     for group, fields in _grouped(schema["properties"]):
         rows = "".join(_asked_row(name, field, required=name in schema["required"]) for name, field in fields)
         table = f'<table class="asked"><tr><th>Field<th>Type<th>May be<th>Default<th>Meaning</tr>{rows}</table>'
-        tables.append(f"<details open><summary>{escape(group)}</summary>{table}</details>")
+        closed = group in (INERT, UNSUPPORTED)
+        tables.append(f"<details{'' if closed else ' open'}><summary>{escape(group)}</summary>{table}</details>")
     return f"<h3>Body</h3>{''.join(tables)}"
 
 

@@ -12,7 +12,7 @@ nav { position: sticky; top: 0; height: 100vh; overflow-y: auto; padding: 1.5rem
   border-right: 1px solid var(--line); }
 nav h1 { margin: 0 0 1rem .4rem; font-size: 1.25rem; }
 nav h1 small { color: var(--soft); font-weight: normal; font-size: .8rem; }
-nav a { display: block; padding: .2rem .4rem; border-radius: 4px; color: inherit; font-size: .84rem;
+nav a { display: flex; gap: .2rem; padding: .2rem .4rem; border-radius: 4px; color: inherit; font-size: .84rem;
   overflow-wrap: anywhere; }
 nav a:hover { background: var(--code); text-decoration: none; }
 main { max-width: 74rem; padding: 2rem 2.5rem 6rem; }
@@ -39,7 +39,7 @@ td:first-child { white-space: nowrap; }
 td em { color: var(--soft); font-size: .85em; }
 summary { cursor: pointer; color: var(--soft); font-weight: 600; padding: .2rem 0; }
 ul { margin: .3rem 0; padding-left: 1.2rem; }
-b { display: inline-block; min-width: 3.6em; font-size: .72rem; letter-spacing: .03em; }
+b { display: inline-block; flex: none; min-width: 4.2em; font-size: .72rem; letter-spacing: .03em; }
 b.get { color: var(--get); } b.post { color: var(--post); } b.delete { color: var(--delete); }
 @media (max-width: 800px) { body { display: block; } nav { position: static; height: auto; }
   main { padding: 1rem; } table { display: block; overflow-x: auto; } }

@@ -11,7 +11,7 @@ def type_words(schema: Schema) -> str:
     if "$ref" in schema:
         return component_name(schema)
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(type_words(kind) for kind in schema["anyOf"]))
+        return " or ".join(dict.fromkeys(filter(None, map(type_words, schema["anyOf"]))))
     match schema.get("type"):
         case "array":
             return f"list of {_many(schema.get('items', {}))}"
@@ -43,24 +43,41 @@ def component_name(schema: Schema) -> str:
 
 def limit_words(schema: Schema) -> str:
     """What a value may be beyond its type, empty if anything."""
-    if "enum" in schema:
-        return "only " + ", ".join(_json(value) for value in schema["enum"])
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f"{low} to {high}"
-    if low is not None:
-        return f"at least {low}"
-    if "exclusiveMinimum" in schema:
-        return f"more than {schema['exclusiveMinimum']}"
-    kinds = [*schema.get("anyOf", []), schema]
-    if (longest := max((kind.get("maxItems", 0) for kind in kinds), default=0)) > 0:
-        return f"at most {longest}"
-    if "pattern" in schema:
-        return "1 to 128 letters, digits, `-`, `_`, `.`, `:`"
-    for kind in kinds:
-        if isinstance(values := kind.get("additionalProperties"), dict) and "minimum" in values:
-            return f"{values['minimum']} to {values['maximum']}"
-    return "not empty" if any(kind.get("minItems") or kind.get("minLength") for kind in kinds) else ""
+    words = dict.fromkeys(_own_limit(kind) for kind in (*schema.get("anyOf", ()), schema))
+    said = [word for word in words if word]
+    if len(said) > 1 and NOT_EMPTY in said:
+        said.remove(NOT_EMPTY)
+    return " or ".join(said)
+
+
+def _own_limit(schema: Schema) -> str:
+    match schema:
+        case {"enum": [None]}:
+            return "only `null`"
+        case {"enum": [None, *values]} | {"enum": values}:
+            return "only " + ", ".join(map(_json, values))
+        case {"const": value}:
+            return str(value)
+        case {"minimum": low, "maximum": high} if low == high:
+            return f"only {low}"
+        case {"minimum": low, "maximum": high}:
+            return "" if low <= -(2**63) else f"{low} to {high}"
+        case {"minimum": low}:
+            return f"at least {low}"
+        case {"exclusiveMinimum": low}:
+            return f"more than {low}"
+        case {"maxItems": most} | {"maxProperties": most}:
+            return f"at most {most}"
+        case {"maxLength": 0}:
+            return "only empty"
+        case {"pattern": _}:
+            return "1 to 128 letters, digits, `-`, `_`, `.`, `:`"
+        case {"minItems": 1} | {"minLength": 1}:
+            return NOT_EMPTY
+    return ""
+
+
+NOT_EMPTY = "not empty"
 
 
 def default_words(schema: Schema) -> str:
