@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from engine.batch import Result, RowError, Sampled, Scored
 from engine.errors import ContextLengthError, ParamError, QueueFullError
-from scheduler.batch import Batch, Work, decode_work, prefill_work, prompt_copy
+from scheduler.batch import Batch, Work
 from scheduler.ending import Ending, ending_by_id, finished, hides_its_token
 from scheduler.events import ChoiceFinished, Event, PromptProgress, PromptScored, Started
-from scheduler.metrics import Metrics, TickKind
+from scheduler.metrics import Metrics
 from scheduler.output import Output, TokensOnly
 from scheduler.pace import Pace
-from scheduler.policy import PROMPT_LOGPROBS_CHUNK, Decode, Prefill, View, next_tick
+from scheduler.plan import next_plan, next_to_prefill
 from scheduler.queue import WaitingQueue
 from scheduler.request import FinishReason, Request
 from scheduler.request_view import RequestView, request_view
@@ -26,9 +26,9 @@ from scheduler.slots import SlotPool, SlotView
 class Scheduler:
     """By priority, then first come, first served, over a fixed pool of slots.
 
-    `n_slots` sequences run at once, each of at most `max_len` positions; a prefill chunk has at most `prefill_chunk`
-    tokens; at most `max_queue` requests, with `max_queue_tokens` tokens in their prompts together, wait for their first
-    slot; `eos_ids` end a choice unless it ignores them.
+    `n_slots` sequences run at once, each of at most `max_len` positions; a prefill tick computes at most
+    `prefill_chunk` tokens; at most `max_queue` requests, with `max_queue_tokens` tokens in their prompts together, wait
+    for their first slot; `eos_ids` end a choice unless it ignores them.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class Scheduler:
         if choices is None:
             return None
         position = self._waiting.place(request_id)
-        return request_view(choices, position=position, prefilling=self._next_to_prefill())
+        prefilling = next_to_prefill(self._running, self._prefill_chunk)
+        return request_view(choices, position=position, prefilling=prefilling)
 
     def unfinished_ids(self) -> list[str]:
         """The ids of all unfinished requests, oldest first."""
@@ -162,37 +163,13 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """What the next tick runs; None if there is nothing to do. Its results must come back through `update`."""
         assert self._in_flight is None, "schedule() before the last batch's update()"
-        decoding: list[tuple[Sequence, Sequence | None]] = []
-        for sequence in self._running:
-            if sequence.num_computed >= sequence.prefill_end:
-                decoding.append((sequence, None))
-            elif (source := self._prefilled_sibling(sequence)) is not None:
-                decoding.append((sequence, source))
-        prefilling = self._next_to_prefill()
-        tick = next_tick(
-            View(
-                num_decoding=len(decoding),
-                num_to_prefill=prefilling.prefill_end - prefilling.num_computed if prefilling else 0,
-                max_chunk=self._max_chunk(prefilling) if prefilling else 0,
-                after_prefill=self._after_prefill,
-            )
-        )
-        match tick:
-            case None:
-                return None
-            case Prefill(num_tokens):
-                assert prefilling is not None
-                batch = Batch((prefill_work(prefilling, num_tokens),))
-            case Decode():
-                batch = Batch(
-                    work=tuple(decode_work(sequence, source) for sequence, source in decoding),
-                    copies=tuple(prompt_copy(source, sequence) for sequence, source in decoding if source is not None),
-                )
-        self._after_prefill = isinstance(tick, Prefill)
-        self._in_flight = batch
-        kind: TickKind = "prefill" if isinstance(tick, Prefill) else "decode"
-        self.metrics.on_scheduled(kind, batch.num_tokens, len(self._running))
-        return batch
+        plan = next_plan(self._running, prefill_chunk=self._prefill_chunk, after_prefill=self._after_prefill)
+        if plan is None:
+            return None
+        self._after_prefill = plan.kind == "prefill"
+        self._in_flight = plan.batch
+        self.metrics.on_scheduled(plan.kind, plan.batch.num_tokens, len(self._running))
+        return plan.batch
 
     def update(self, batch: Batch, results: list[Result], now: float) -> list[Event]:
         """Account for a batch that has run: `results` has one entry for each of `batch.work`, in order.
@@ -219,23 +196,6 @@ class Scheduler:
             if sequence.index == 0:
                 events.append(Started(sequence.request.id, now - sequence.t_arrival))
         return events
-
-    def _next_to_prefill(self) -> Sequence | None:
-        """The sequence that was admitted first of those whose prompts have yet to be computed."""
-        for sequence in self._running:
-            if sequence.num_computed < sequence.prefill_end and self._prefilled_sibling(sequence) is None:
-                return sequence
-        return None
-
-    def _prefilled_sibling(self, sequence: Sequence) -> Sequence | None:
-        """A choice of the same request whose slot holds all that `sequence` would have to prefill."""
-        for sibling in self._requests[sequence.request.id]:
-            if sibling.slot is not None and sibling.num_computed >= sequence.prefill_end:
-                return sibling
-        return None
-
-    def _max_chunk(self, sequence: Sequence) -> int:
-        return min(self._prefill_chunk, PROMPT_LOGPROBS_CHUNK) if sequence.is_scored else self._prefill_chunk
 
     def _advance(self, work: Work, result: Result, now: float) -> list[Event]:
         """What one chunk's result means for its sequence."""

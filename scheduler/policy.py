@@ -1,15 +1,24 @@
 """What the next tick does: a pure function of a few counts."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 PROMPT_LOGPROBS_CHUNK = 64
-"""Tokens in a chunk whose every row wants logits: 64 rows of a 49,152-token vocabulary are 12 MB."""
+"""Rows of a tick that want logits to score a prompt: 64 rows of a 49,152-token vocabulary are 12 MB."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt with `num_left` > 0 tokens to compute; every row of it wants logits if it `is_scored`."""
+
+    num_left: int
+    is_scored: bool = False
 
 
 class Prefill(msgspec.Struct, frozen=True):
-    """Run the next `num_tokens` of the oldest unfinished prompt."""
+    """Run the next `num_tokens[i]` of the i-th prompt, of the first of them at least one."""
 
-    num_tokens: int
+    num_tokens: tuple[int, ...]
 
 
 class Decode(msgspec.Struct, frozen=True):
@@ -19,13 +28,13 @@ class Decode(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """What the decision depends on.
 
-    `num_decoding` sequences are ready for a decode row; the oldest unfinished prompt has `num_to_prefill` tokens left
-    (0: there is none), of which one tick may take `max_chunk`.
+    `num_decoding` sequences are ready for a decode row; `prompts` are unfinished, oldest first; a tick may take
+    `prefill_chunk` of their tokens.
     """
 
     num_decoding: int
-    num_to_prefill: int
-    max_chunk: int
+    prompts: tuple[Prompt, ...]
+    prefill_chunk: int
     after_prefill: bool
     """Whether the tick before was a prefill."""
 
@@ -33,11 +42,28 @@ class View(msgspec.Struct, frozen=True):
 def next_tick(view: View) -> Prefill | Decode | None:
     """The next tick's work, None if there is none.
 
-    Prefill chunks and decode ticks take turns while both have work, so a long prompt neither stops the running
-    streams nor waits for them.
+    Prefill and decode ticks take turns while both have work, so long prompts neither stop the running streams nor wait
+    for them. A prefill tick gives its tokens to the oldest prompts in order: a long one takes them all, and short ones
+    share a tick.
     """
-    if view.num_to_prefill and not (view.num_decoding and view.after_prefill):
-        return Prefill(min(view.num_to_prefill, view.max_chunk))
+    if view.prompts and not (view.num_decoding and view.after_prefill):
+        return Prefill(shares(view.prompts, view.prefill_chunk))
     if view.num_decoding:
         return Decode()
     return None
+
+
+def shares(prompts: Iterable[Prompt], prefill_chunk: int) -> tuple[int, ...]:
+    """How many tokens of each of the first prompts a prefill tick computes."""
+    left, left_to_score = prefill_chunk, PROMPT_LOGPROBS_CHUNK
+    taken = []
+    for prompt in prompts:
+        limit = min(left, left_to_score) if prompt.is_scored else left
+        num_tokens = min(prompt.num_left, limit)
+        if num_tokens == 0:
+            break
+        taken.append(num_tokens)
+        left -= num_tokens
+        if prompt.is_scored:
+            left_to_score -= num_tokens
+    return tuple(taken)

@@ -26,15 +26,15 @@ class RequestView(msgspec.Struct, frozen=True):
     num_output: int
 
 
-def request_view(choices: tuple[Sequence, ...], *, position: int | None, prefilling: Sequence | None) -> RequestView:
-    """The view of a request from its choices, its place in the queue, and whose prefill is next of all running."""
+def request_view(choices: tuple[Sequence, ...], *, position: int | None, prefilling: list[Sequence]) -> RequestView:
+    """The view of a request from its choices, its place in the queue, and whose prefill goes on next of all running."""
     furthest = max(choices, key=lambda choice: choice.num_computed)
     state: Literal["queued", "prefilling", "decoding"] = "decoding"
     waits_for: Literal["slot", "prefill"] | None = None
     if position is not None:
         state, waits_for = "queued", "slot"
     elif furthest.num_computed < furthest.num_prompt:
-        waits = furthest is not prefilling and furthest.num_computed < furthest.prefill_end
+        waits = furthest not in prefilling and furthest.num_computed < furthest.prefill_end
         state, waits_for = "prefilling", "prefill" if waits else None
     return RequestView(
         request_id=furthest.request.id,

@@ -60,6 +60,33 @@ def test_a_long_prompt_runs_in_chunks_and_only_the_last_wants_logits():
     driver.assert_equals_solo()
 
 
+def test_short_prompts_share_a_prefill_tick_oldest_first():
+    driver = Driver(prefill_chunk=8)
+    for name, prompt in [("a", b"01"), ("b", b"012345678"), ("c", b"01234"), ("d", b"0")]:
+        driver.submit(name, prompt=prompt, max_tokens=4)
+    driver.run()
+    prefills = [
+        [(work.sequence.request.id, work.chunk.start, len(work.chunk.token_ids)) for work in batch.work]
+        for batch in driver.batches
+        if any(work.chunk.start < work.sequence.num_prompt for work in batch.work)
+    ]
+    assert prefills == [[("a", 0, 2), ("b", 0, 6)], [("b", 6, 3), ("c", 0, 5)], [("d", 0, 1)]]
+    for name in "abcd":
+        driver.assert_equals_solo(name)
+
+
+def test_of_several_choices_only_one_takes_part_in_a_shared_prefill():
+    driver = Driver(prefill_chunk=50)
+    driver.submit("a", prompt=b"01234", n=3, max_tokens=2)
+    driver.submit("b", prompt=b"012", max_tokens=2)
+    driver.tick()
+    assert [len(chunk.token_ids) for chunk in driver.batches[0].chunks] == [4, 3]
+    driver.run()
+    assert len(driver.batches[1].copies) == 2
+    driver.assert_equals_solo("a")
+    driver.assert_equals_solo("b")
+
+
 def test_all_running_sequences_decode_in_one_batch():
     driver = Driver()
     for name in "abc":
@@ -390,7 +417,7 @@ def test_the_view_of_a_request_says_where_it_is_and_what_it_waits_for():
     assert view("d") == ("queued", 1, "slot", 0, 0)
     driver.tick(3)
     assert view("a") == ("decoding", None, None, 10, 1)
-    assert view("b") == ("prefilling", None, None, 0, 0)
+    assert view("b") == ("prefilling", None, None, 2, 0)  # the rest of a's last tick was b's
     driver.abort("a")
     driver.abort("b")
     driver.abort("d")
@@ -515,11 +542,11 @@ def test_without_an_output_the_events_carry_tokens_only():
 def test_the_views_tell_what_every_slot_does():
     driver = Driver(n_slots=3, prefill_chunk=4, max_len=10)
     driver.submit("a", prompt=b"ab", max_tokens=5)
-    driver.submit("b", prompt=b"abcdef", max_tokens=2)
+    driver.submit("b", prompt=b"abcdefgh", max_tokens=2)
     driver.tick(3)
     states = [(v.state, v.request_id, v.num_computed, v.num_output) for v in driver.scheduler.slots()]
-    assert states == [("decoding", "a", 3, 2), ("prefilling", "b", 4, 0), ("idle", None, 0, 0)]
-    assert driver.scheduler.cache_usage == 7 / 30
+    assert states == [("decoding", "a", 3, 2), ("prefilling", "b", 6, 0), ("idle", None, 0, 0)]
+    assert driver.scheduler.cache_usage == 9 / 30
 
 
 def test_a_batch_must_be_updated_before_the_next():
