@@ -16,7 +16,15 @@ from scheduler.serve.http.serving import SERVING, SETTINGS
 from scheduler.serve.service import Service
 from scheduler.serve.wire.decode import decode
 from scheduler.serve.wire.errors import invalid
-from scheduler.serve.wire.llama import DEFAULTS, LOWEST_BIAS, DefaultSettings, LlamaRequest, Modalities, Props
+from scheduler.serve.wire.llama import (
+    DEFAULTS,
+    HIGHEST_BIAS,
+    LOWEST_BIAS,
+    DefaultSettings,
+    LlamaRequest,
+    Modalities,
+    Props,
+)
 
 _TOKEN_ID = re.compile(r"[0-9]{1,18}")
 _DECODER = msgspec.json.Decoder(LlamaRequest)
@@ -67,21 +75,20 @@ def logit_bias_of(value: Any, service: Service) -> dict[int, float] | None:
         token, bias = pair
         if bias is False:
             bias = LOWEST_BIAS
-        if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise invalid("logit_bias", "logit_bias: a bias must be a number or false")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not LOWEST_BIAS <= bias <= HIGHEST_BIAS:
+            limits = f"[{LOWEST_BIAS}, {HIGHEST_BIAS}]"
+            raise invalid("logit_bias", f"logit_bias: a bias must be a number in {limits}, or false")
         for token_id in _ids_of_token(token, service):
             biases[token_id] = bias
     return biases
 
 
 def _ids_of_token(token: Any, service: Service) -> list[int]:
-    if isinstance(token, str):
-        if not token:
-            raise invalid("logit_bias", "logit_bias: a text must not be empty")
-        return [int(token)] if _TOKEN_ID.fullmatch(token) else service.encode_plain(token)
-    if type(token) is not int:
+    if type(token) is int:
+        return [token]
+    if not isinstance(token, str) or not token:
         raise invalid("logit_bias", "logit_bias: a token must be an id or a text")
-    return [token]
+    return [int(token)] if _TOKEN_ID.fullmatch(token) else service.encode_plain(token)
 
 
 async def props(request: web.Request) -> web.Response:

@@ -46,11 +46,6 @@ class CallFields(InertFields, kw_only=True):
         return limit
 
     @property
-    def token_limit_field(self) -> str:
-        """The field `token_limit` came from, for messages."""
-        return super().token_limit_field if super().token_limit is not None else "n_predict"
-
-    @property
     def penalty(self) -> float | None:
         """The repetition penalty, by the first of its names that is given."""
         return self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty

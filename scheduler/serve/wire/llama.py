@@ -13,7 +13,8 @@ from scheduler.serve.wire.sampling import Integer
 from scheduler.serve.wire.usage import WireMetrics, WireProgress, WireTimings
 
 LOWEST_BIAS = -100.0
-"""What `false` is as a bias: the token never comes."""
+"""What `false` is as a bias, too: the token never comes."""
+HIGHEST_BIAS = 100.0
 
 DEFAULTS: dict[str, float] = {
     "temperature": 0.8,
