@@ -9,7 +9,8 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from scheduler.serve.http.docs.asked import field_of
+from scheduler.serve.http.docs.answered import ANSWERED
+from scheduler.serve.http.docs.asked import WRITTEN, field_of
 from scheduler.serve.http.docs.examples import EXAMPLES
 from scheduler.serve.http.docs.openapi import openapi_document
 from scheduler.serve.http.routes import routing_table
@@ -203,3 +204,10 @@ def test_every_json_answer_has_an_example():
         if "application/json" in operation["responses"].get("200", {}).get("content", {})
     }
     assert with_json - EXAMPLES.keys() == {"GET /openapi.json"}
+
+
+def test_nothing_is_explained_that_is_not_there():
+    there = {
+        key for name, schema in SCHEMAS.items() for field in schema["properties"] for key in (field, f"{name}.{field}")
+    }
+    assert [key for key in [*WRITTEN, *ANSWERED] if key not in there] == []

@@ -261,18 +261,19 @@ _GROUPS[UNSUPPORTED] = {
     for key, harmless in _HARMLESS.items()
 }
 
-_WRITTEN = {name: (group, written) for group, fields in _GROUPS.items() for name, written in fields.items()}
+WRITTEN = {name: (group, written) for group, fields in _GROUPS.items() for name, written in fields.items()}
+"""Heading and words for each field name, or Struct and field where it means something of its own there."""
 
 
 def field_of(struct: str, name: str) -> tuple[str, Field] | None:
     """What is written of a field of the Struct called `struct`, below its heading; None if nothing is."""
-    return _WRITTEN.get(f"{struct}.{name}") or _WRITTEN.get(name)
+    return WRITTEN.get(f"{struct}.{name}") or WRITTEN.get(name)
 
 
 def place_of(struct: str, name: str) -> int:
     """Where among all fields a field of the Struct called `struct` stands; what is not written of comes last."""
-    keys = list(_WRITTEN)
-    return next((keys.index(key) for key in (f"{struct}.{name}", name) if key in _WRITTEN), len(keys))
+    keys = list(WRITTEN)
+    return next((keys.index(key) for key in (f"{struct}.{name}", name) if key in WRITTEN), len(keys))
 
 
 def default_of(struct: str, name: str, written: Field) -> Any:

@@ -9,10 +9,11 @@ _FINGERPRINT = "fp_bd1ddc6082783130"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The JSON of a request's body, None where there is none, and that of the answer."""
+    """The JSON of a request's body, None where there is none, and that of the answer; `place` fills the path."""
 
     answered: Any
     asked: Any = None
+    place: str | None = None
 
 
 EXAMPLES = {
@@ -112,7 +113,14 @@ EXAMPLES = {
         }
     ),
     "GET /v1/models/{name}": Example(
-        answered={"id": _MODEL, "object": "model", "created": 1796008590, "owned_by": "lockstep", "max_model_len": 4096}
+        place=_MODEL,
+        answered={
+            "id": _MODEL,
+            "object": "model",
+            "created": 1796008590,
+            "owned_by": "lockstep",
+            "max_model_len": 4096,
+        },
     ),
     "POST /v1/chat/completions/render": Example(
         asked={"messages": [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}], "max_tokens": 4},
@@ -181,6 +189,7 @@ EXAMPLES = {
         },
     ),
     "GET /v1/requests/{id}": Example(
+        place="story",
         answered={
             "id": "story",
             "object": "request",
@@ -192,9 +201,11 @@ EXAMPLES = {
             "completion_tokens": 19,
             "choices": 1,
             "finished_choices": 0,
-        }
+        },
     ),
-    "DELETE /v1/requests/{id}": Example(answered={"id": "story", "object": "request.deleted", "aborted": True}),
+    "DELETE /v1/requests/{id}": Example(
+        place="story", answered={"id": "story", "object": "request.deleted", "aborted": True}
+    ),
     "POST /tokenize": Example(
         asked={"prompt": "The capital of France is", "return_token_strs": True},
         answered={

@@ -13,7 +13,7 @@ import msgspec
 
 from scheduler.serve.http.docs.answered import ANSWERED
 from scheduler.serve.http.docs.asked import default_of, field_of, place_of
-from scheduler.serve.http.docs.examples import EXAMPLES
+from scheduler.serve.http.docs.examples import EXAMPLES, Example
 from scheduler.serve.http.route import Route
 from scheduler.serve.wire.errors import ErrorEnvelope
 
@@ -153,6 +153,12 @@ def _event(payloads: list[Json]) -> Json:
     return {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
 
 
+def _parameter(name: str, example: Example | None) -> Json:
+    """A part of a path."""
+    parameter = {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    return parameter if example is None else {**parameter, "example": example.place}
+
+
 def _operation(route: Route, path: str, schemas: dict[Any, Json]) -> Json:
     about, _, details = (route.handler.__doc__ or "").partition("\n\n")
     operation: Json = {
@@ -161,12 +167,9 @@ def _operation(route: Route, path: str, schemas: dict[Any, Json]) -> Json:
     }
     if details:
         operation["description"] = " ".join(details.split())
-    if names := _PARAMETER.findall(route.path):
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in names
-        ]
     example = EXAMPLES.get(f"{route.method} {path}")
+    if names := _PARAMETER.findall(route.path):
+        operation["parameters"] = [_parameter(name, example) for name in names]
     if route.takes is not None:
         content: Json = {"schema": schemas[route.takes]}
         if example is not None:

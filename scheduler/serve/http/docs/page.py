@@ -97,7 +97,10 @@ class _Operation:
         answered = self._operation["responses"].get("200", {}).get("content", {}).get("application/json", {})
         if "example" not in answered:
             return ""
-        call = f"curl http://127.0.0.1:8000{self.path}"
+        places = {each["name"]: each["example"] for each in self._operation.get("parameters", [])}
+        call = f"curl http://127.0.0.1:8000{self.path.format_map(places)}"
+        if asked is None and self.method != "GET":
+            call += f" -X {self.method}"
         if asked is not None:
             call += f" \\\n  -d '{json.dumps(asked, ensure_ascii=False)}'"
         return (
