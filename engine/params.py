@@ -65,6 +65,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Whether tokens that came before are made less or more likely."""
         return self.repetition_penalty != 1 and self.repeat_last_n != 0
 
+    def changes_logits(self, num_generated: int) -> bool:
+        """Whether the token after `num_generated` may be chosen from other logits than the model's own."""
+        may_not_end = num_generated < self.min_tokens and bool(self.stop_token_ids or not self.ignore_eos)
+        is_penalized = self.penalizes_repetition or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return may_not_end or is_penalized or bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `ParamError` unless every token id named here is one of the vocabulary's."""
         check_token_ids("logit_bias", self.logit_bias, vocab_size)

@@ -26,7 +26,16 @@ from engine.kernels.compiled.sampling import draw, largest, pick, weights
 from engine.params import SamplingParams
 from engine.rng import RequestRng, request_rng
 
-__all__ = ["Distribution", "distribution", "request_rng", "sample", "sampled_entropy", "token_logprobs"]
+__all__ = [
+    "Distribution",
+    "distribution",
+    "is_the_largest",
+    "largest",
+    "request_rng",
+    "sample",
+    "sampled_entropy",
+    "token_logprobs",
+]
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -63,12 +72,17 @@ def sample(
     """
     scores = _scores(logits, params, history, prompt, eos_ids)
     if params.is_greedy:
-        token_id = largest(logits) if scores is logits else int(scores.argmax())
+        token_id = int(scores.argmax())
     else:
         token_id = _drawn(scores, params, rng.uniform(len(prompt) + len(history)))
     if params.logprobs is None:
         return Sampled(token_id)
     return Sampled(token_id, token_logprobs(logits, token_id, params.logprobs))
+
+
+def is_the_largest(params: SamplingParams, num_generated: int) -> bool:
+    """Whether `sample` after so many tokens is no more than `largest`, which serves all rows of a batch at once."""
+    return params.is_greedy and params.logprobs is None and not params.changes_logits(num_generated)
 
 
 def distribution(
@@ -129,9 +143,7 @@ def _scores(
 ) -> Logits:
     """Stage 1: the logits themselves if nothing changes them, else a changed float64 copy."""
     _require_finite(logits)
-    forbidden = _forbidden(params, history, eos_ids, len(logits))
-    is_penalized = params.penalizes_repetition or params.frequency_penalty != 0 or params.presence_penalty != 0
-    if not (params.logit_bias or params.allowed_token_ids or len(forbidden) or is_penalized):
+    if not params.changes_logits(len(history)):
         return logits
     scores = logits.astype(np.float64)
     if params.logit_bias:
@@ -140,16 +152,15 @@ def _scores(
         allowed = np.zeros(len(scores), np.bool_)
         allowed[_known("allowed_token_ids", params.allowed_token_ids, len(scores))] = True
         scores[~allowed] = -np.inf
-    scores[forbidden] = -np.inf
-    if is_penalized:
-        _penalize(scores, params, history, prompt)
+    scores[_forbidden(params, history, eos_ids, len(scores))] = -np.inf
+    _penalize(scores, params, history, prompt)
     if scores.max() == -np.inf:
         raise ParamError("allowed_token_ids", "allowed_token_ids, bad_words and min_tokens together forbid every token")
     return scores
 
 
 def _require_finite(logits: NDArray[np.float32]) -> None:
-    if largest(logits) < 0:
+    if largest(logits[None])[0] < 0:
         raise LogitsError("the model's logits are not finite")
 
 

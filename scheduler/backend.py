@@ -1,15 +1,15 @@
 """The backend that serves: a model, its cache, and the sampler."""
 
-from engine.batch import Result, RowError, Scored
+from engine.batch import Result, RowError, Sampled, Scored
 from engine.errors import LockstepError
 from engine.kernels.protocol import Cache, FloatArray
 from engine.model import Model
-from engine.sampler import request_rng, sample, token_logprobs
+from engine.sampler import is_the_largest, largest, request_rng, sample, token_logprobs
 from scheduler.batch import Batch, Work
 
 
 class ModelBackend:
-    """One forward over all chunks, then each row's own sampling."""
+    """One forward over all chunks, then a token for each: of greedy rows in one pass, of others one by one."""
 
     def __init__(self, model: Model, cache: Cache) -> None:
         self._model = model
@@ -21,11 +21,17 @@ class ModelBackend:
         for copy in batch.copies:
             self._cache.copy(copy.source, copy.target, copy.length)
         logits = self._model.forward(batch.chunks, self._cache)
+        greedy = [_is_greedy(work) for work in batch.work]
+        token_ids = largest(logits).tolist() if any(greedy) else []
         results: list[Result] = []
         row = 0
-        for work in batch.work:
-            results.append(self._guarded(work, logits[row : row + work.chunk.n_logits]))
-            row += work.chunk.n_logits
+        for work, is_greedy in zip(batch.work, greedy, strict=True):
+            end = row + work.chunk.n_logits
+            if is_greedy and token_ids[end - 1] >= 0:
+                results.append(Sampled(token_ids[end - 1]))
+            else:
+                results.append(self._guarded(work, logits[row:end]))
+            row = end
         return results
 
     def _guarded(self, work: Work, logits: FloatArray) -> Result:
@@ -52,3 +58,7 @@ class ModelBackend:
                 )
             )
         return None
+
+
+def _is_greedy(work: Work) -> bool:
+    return work.samples and is_the_largest(work.sequence.request.params, len(work.sequence.output_ids))

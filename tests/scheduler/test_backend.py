@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.batch import Chunk, Copy, RowError, Sampled, Scored
 from engine.generate import generate
 from engine.model import Model
 from engine.params import SamplingParams
-from engine.sampler import token_logprobs
+from engine.sampler import request_rng, sample, token_logprobs
 from scheduler.backend import ModelBackend
 from scheduler.batch import Batch, Work
 from scheduler.core import Scheduler
@@ -137,7 +139,7 @@ class FixedModel:
 
 
 def row(slot, n_logits=1, *, samples=True, **params):
-    request = Request(id="a", prompt_ids=(0, 1, 2), params=SamplingParams(temperature=0, **params))
+    request = Request(id="a", prompt_ids=(0, 1, 2), params=SamplingParams(**{"temperature": 0, **params}))
     sequence = Sequence(request, 0, 9, 0.0, output=None, slot=slot)
     return Work(sequence, Chunk(slot, 0, (0, 1, 2)[: max(n_logits, 1)], n_logits), samples)
 
@@ -151,8 +153,8 @@ def test_a_row_that_cannot_be_sampled_fails_alone_and_says_so_plainly():
 
 def test_an_unforeseen_failure_names_no_internals():
     fixed = FixedModel([[0, 1, 0]])
-    work = row(0)
-    work.sequence.output_ids = None
+    work = row(0, temperature=1)
+    work.sequence.index = None
     (result,) = ModelBackend(fixed, fixed).run(Batch((work,)))
     assert isinstance(result, RowError)
     assert isinstance(result.cause, TypeError)
@@ -167,6 +169,49 @@ def test_rows_with_several_logits_or_none_stay_aligned():
     assert isinstance(results[0], Scored)
     assert [lp.token_id for lp in results[0].logprobs] == [1, 2]
     assert results[1:] == [None, Sampled(0)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), n_rows=st.integers(1, 6), seed=st.integers(0, 999))
+def test_a_batch_gets_the_tokens_that_sample_chooses_row_by_row(data, n_rows, seed):
+    logits = np.random.default_rng(seed).integers(-4, 5, (n_rows, 3)).astype(np.float32)  # with many equals
+    logits[data.draw(st.integers(0, n_rows - 1)), 1] = data.draw(st.sampled_from([0, np.nan, np.inf, -np.inf]))
+    works = []
+    for slot in range(n_rows):
+        params = {
+            "temperature": data.draw(st.sampled_from([0, 0, 1])),
+            **data.draw(
+                st.sampled_from(
+                    [
+                        {},
+                        {"min_tokens": 2},
+                        {"min_tokens": 2, "ignore_eos": True},
+                        {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": (1,)},
+                        {"bad_words": ((2,),)},
+                        {"logit_bias": {0: 3.0}},
+                        {"allowed_token_ids": (1, 2)},
+                        {"repetition_penalty": 1.5},
+                        {"presence_penalty": 1.0},
+                        {"frequency_penalty": 1.0},
+                        {"logprobs": 1},
+                        {"top_p": 0.0},
+                    ]
+                )
+            ),
+        }
+        works.append(row(slot, **params))
+        works[-1].sequence.output_ids += data.draw(st.lists(st.integers(0, 2), max_size=3))
+    fixed = FixedModel(logits)
+    fixed.tokenizer = type("", (), {"eos_ids": frozenset({0})})
+    results = ModelBackend(fixed, fixed).run(Batch(tuple(works)))
+    for work, of_row, result in zip(works, logits, results, strict=True):
+        sequence, params = work.sequence, work.sequence.request.params
+        if np.isfinite(of_row).all():
+            rng = request_rng(0, 0)
+            prompt_ids = sequence.request.prompt_ids
+            assert result == sample(of_row, params, sequence.output_ids, rng, prompt_ids, eos_ids=frozenset({0}))
+        else:
+            assert result.message == "the model's logits are not finite"
 
 
 def test_copies_come_before_the_forward():

@@ -1,7 +1,6 @@
 """The compiled kernel set: compiles what a model needs, and runs forwards in bounded workspace."""
 
 import copy
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Chunk
 from engine.config import ModelConfig
-from engine.kernels.compiled import argmax, attention, forward, isa, tile
+from engine.kernels.compiled import attention, forward, isa, tile
 from engine.kernels.compiled.attention import PARTITION, HeadShape
 from engine.kernels.compiled.cache import BlockedCache
 from engine.kernels.compiled.formats import BLOCK, TILE, TileFormat, allocate, round_up
@@ -22,8 +21,6 @@ from engine.kernels.compiled.quantize import PANEL_ROWS, RECORD_BYTES
 from engine.kernels.compiled.weights import PackedModel, address, head_width, matrix_fields
 from engine.kernels.compiled.workers import Workers, physical_cores
 from engine.kernels.protocol import FloatArray, Rows, TensorSource, begin
-
-_ARGMAX = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p)
 
 MAX_ROWS = 512
 """Rows of one compiled call; a larger batch takes several, which by the contract changes nothing."""
@@ -48,7 +45,6 @@ class CompiledKernels:
     def __init__(self, threads: int | None = None, path: isa.CPUPath | None = None) -> None:
         self.library = Library(path or isa.detect())
         self.cpu_path = self.library.path.name
-        self._argmax = _ARGMAX(self.library.address("argmax", "argmax", argmax.build))
         self._workers = self._new_workers(threads or physical_cores())
 
     def with_threads(self, threads: int) -> Self:
@@ -82,14 +78,6 @@ class CompiledKernels:
                 self._workers.forward(weights.frame)
             cache.commit(chunks)
         return logits[:, : weights.config.vocab_size]
-
-    def argmax(self, logits: FloatArray) -> NDArray[np.int64]:
-        """Per row of `logits` [n, V] the id of the largest, the lowest among equals; -1 where one is not finite."""
-        n, width = logits.shape
-        assert logits.strides[1] == logits.itemsize
-        out = np.empty(n, np.int64)
-        self._argmax(address(logits), n, logits.strides[0], width, address(out))
-        return out
 
     def tile_kernels(self, fmt: TileFormat) -> tuple[int, int]:
         """Addresses of `tile.build`'s `product` and `row` for `fmt`."""

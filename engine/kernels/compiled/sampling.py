@@ -30,12 +30,13 @@ _LOWEST = -708.0  # e^x is a normal float64 down to here, and weighs nothing bel
 _DEGREE = 13  # of the Taylor polynomial, which leaves 4e-18 on [-ln2/2, ln2/2]
 
 
-def largest(logits: NDArray[np.float32]) -> int:
-    """The index of the largest of `logits` [V], the lowest among equals, or -1 if one of them is not finite."""
-    out = ctypes.c_int64()
-    n = len(logits)
-    _kernels().argmax(_contiguous(logits), 1, 0, n, ctypes.addressof(out))
-    return out.value
+def largest(logits: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Per row of `logits` [n, V] the index of the largest, the lowest among equals; -1 where one is not finite."""
+    n, width = logits.shape
+    assert logits.strides[1] == logits.itemsize
+    out = np.empty(n, np.int64)
+    _kernels().argmax(logits.ctypes.data, n, logits.strides[0], width, out.ctypes.data)
+    return out
 
 
 def weights(scores: Scores, maximum: float, temperature: float) -> NDArray[np.float64]:
