@@ -53,10 +53,10 @@ def fitting(figures: Sequence[Figure], config: ModelConfig, settings: Settings) 
     return kept, [f"{what} is left out: {why}" for what, why in left_out.items()]
 
 
-def run(path: Path, kernels: str, threads: int, settings: Settings) -> Result:
+def run(path: Path, kernels: str, weights: str, threads: int, settings: Settings) -> Result:
     """Everything `settings` ask for, as far as it fits. Raises `ClientError` if nothing does."""
     before = resident_bytes()
-    model = Model.load(path, kernels=kernels, threads=threads)
+    model = Model.load(path, kernels=kernels, threads=threads, weights=weights)
     loaded = resident_bytes()
     figures, left_out = fitting(plan(model.config, settings), model.config, settings)
     if not figures:
@@ -124,6 +124,12 @@ def _counts(
 @click.argument("model", default=DEFAULT_MODEL, envvar="LOCKSTEP_MODEL")
 @click.option("--kernels", default="auto", show_default=True, help="Kernel set: auto, reference or compiled.")
 @click.option(
+    "--weights",
+    default="auto",
+    show_default=True,
+    help="Float weights: f32 keeps them, auto lets the compiled kernels round them to 8 bits.",
+)
+@click.option(
     "--threads",
     type=click.IntRange(1),
     help="Of the kernels and of the limits.  [default: physical cores]",
@@ -144,6 +150,7 @@ def command(
     *,
     model: str,
     kernels: str,
+    weights: str,
     threads: int | None,
     batches: tuple[int, ...],
     contexts: tuple[int, ...],
@@ -156,7 +163,7 @@ def command(
     side by side, a decode of BATCH sequences that each have CONTEXT positions behind them.
     """
     asked = Settings(batches=tuple(sorted({*batches})), contexts=tuple(sorted({*contexts})), **settings)
-    result = run(resolve(model), kernels, threads or physical_cores(), asked)
+    result = run(resolve(model), kernels, weights, threads or physical_cores(), asked)
     click.echo(result.to_text())
     if save_result is not None:
         save_result.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")

@@ -27,6 +27,12 @@ from clients.pull import DEFAULT_MODEL, resolve
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same answer.")
 @click.option("--kernels", default="auto", show_default=True, help="Kernel set: auto, reference or compiled.")
 @click.option(
+    "--weights",
+    default="auto",
+    show_default=True,
+    help="Float weights: f32 keeps them, auto lets the compiled kernels round them to 8 bits.",
+)
+@click.option(
     "--kv-dtype", default="float16", show_default=True, help="Type of the cached keys and values: float16 or float32."
 )
 def command(
@@ -39,6 +45,7 @@ def command(
     top_p: float,
     seed: int,
     kernels: str,
+    weights: str,
     kv_dtype: str,
 ) -> None:
     """Answer PROMPT ("-" reads it from stdin) without a server: bit for bit the answer a server would give."""
@@ -50,7 +57,7 @@ def command(
     from engine.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    loaded = Model.load(path, kernels=kernels)
+    loaded = Model.load(path, kernels=kernels, weights=weights)
     if raw or loaded.chat_template is None:
         prompt_ids = loaded.tokenizer.encode(text)
     else:

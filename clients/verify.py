@@ -28,6 +28,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     model: str
     kernels: str
+    weights: str
     cpu_path: str
     fingerprints: Mapping[str, str]
     versions: Mapping[str, str]
@@ -47,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         mixes = f"{report.num_mixes} random mixes of seed {report.seed}"
         lines = [
             _line("model", f"{self.model} ({self.path})"),
-            _line("kernels", f"{self.kernels} ({self.cpu_path})"),
+            _line("kernels", f"{self.kernels} ({self.cpu_path}), weights {self.weights}"),
             _line("versions", versions),
             _line("fingerprints", fingerprints),
             _line("compared", f"{compared} in {mixes} with their solo runs, in {self.duration_s:.0f} s"),
@@ -68,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         kinds = ", ".join(f"{group}: {kind}" for group, kind in first.kinds.items())
         largest = "one is not a number" if first.largest is None else f"by {first.largest:.3g} at most"
         values = f"of token {first.first}: {first.alone} alone, {first.mixed} in the mix"
-        again = f"lockstep verify {shlex.quote(self.path)} --kernels {self.kernels}"
+        again = f"lockstep verify {shlex.quote(self.path)} --kernels {self.kernels} --weights {self.weights}"
         return [
             f"first difference: mix {first.mix} of seed {first.seed}, {where}",
             f"  kinds       {kinds}",
@@ -82,12 +83,13 @@ def _line(title: str, value: str) -> str:
     return f"{title:<13} {value}"
 
 
-def outcome(model: Model, report: Report, duration_s: float) -> Outcome:
+def outcome(model: Model, weights: str, report: Report, duration_s: float) -> Outcome:
     """`report` together with all that decides a model's bits."""
     return Outcome(
         path=str(model.path),
         model=model.config.name,
         kernels=model.kernels,
+        weights=weights,
         cpu_path=model.cpu_path,
         fingerprints={dtype: model.fingerprint(dtype) for dtype in report.kinds["cache"]},
         versions={
@@ -100,7 +102,7 @@ def outcome(model: Model, report: Report, duration_s: float) -> Outcome:
     )
 
 
-def run(models: Mapping[int, Model], *, seed: int, seconds: float, mix: int | None) -> Outcome:
+def run(models: Mapping[int, Model], *, weights: str, seed: int, seconds: float, mix: int | None) -> Outcome:
     """What came of random mixes during `seconds`, or of one `mix`; `models` as `engine.verify` takes them."""
     t_start = time.monotonic()
     if mix is not None:
@@ -116,7 +118,7 @@ def run(models: Mapping[int, Model], *, seed: int, seconds: float, mix: int | No
                 shown = percent
 
             report = verify(models, seed=seed, seconds=seconds, clock=time.monotonic, progress=show)
-    return outcome(models[1], report, time.monotonic() - t_start)
+    return outcome(models[1], weights, report, time.monotonic() - t_start)
 
 
 def by_threads(model: Model) -> dict[int, Model]:
@@ -129,13 +131,21 @@ def by_threads(model: Model) -> dict[int, Model]:
 @click.command("verify")
 @click.argument("model", default=DEFAULT_MODEL, envvar="LOCKSTEP_MODEL")
 @click.option("--kernels", default="auto", show_default=True, help="Kernel set: auto, reference or compiled.")
+@click.option(
+    "--weights",
+    default="auto",
+    show_default=True,
+    help="Float weights: f32 keeps them, auto lets the compiled kernels round them to 8 bits.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The mixes are drawn from it.")
 @click.option(
     "--seconds", type=click.FloatRange(0), default=60.0, show_default=True, help="How long to begin new comparisons."
 )
 @click.option("--mix", type=click.IntRange(0), help="Run this mix alone, whole: to see a difference again.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(*, model: str, kernels: str, seed: int, seconds: float, mix: int | None, as_json: bool) -> None:
+def command(
+    *, model: str, kernels: str, weights: str, seed: int, seconds: float, mix: int | None, as_json: bool
+) -> None:
     """Verify on this machine that MODEL answers every request as if it were alone.
 
     Random mixes of sequences, in all the ways a busy server may run them, are compared bit for bit with each sequence
@@ -143,7 +153,8 @@ def command(*, model: str, kernels: str, seed: int, seconds: float, mix: int | N
     """
     path = resolve(model)
     click.echo(f"Loading {path.name}", err=True)
-    verified = run(by_threads(Model.load(path, kernels=kernels)), seed=seed, seconds=seconds, mix=mix)
+    models = by_threads(Model.load(path, kernels=kernels, weights=weights))
+    verified = run(models, weights=weights, seed=seed, seconds=seconds, mix=mix)
     click.echo(json.dumps(verified.to_json(), indent=1) if as_json else verified.to_text())
     if not verified.report.is_exact:
         raise SystemExit(1)

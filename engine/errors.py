@@ -42,7 +42,14 @@ class ContextLengthError(LockstepError, ValueError):
     def __init__(self, num_prompt: int, max_len: int) -> None:
         self.num_prompt = num_prompt
         self.max_len = max_len
-        super().__init__(f"the prompt has {num_prompt} tokens, the context is {max_len}: it must be shorter")
+        super().__init__(self.message(num_prompt, max_len))
+
+    @staticmethod
+    def message(num_prompt: int | str, max_len: int) -> str:
+        """OpenAI's first words: clients such as litellm know by them what went wrong."""
+        return (
+            f"this model's maximum context length is {max_len} tokens, the prompt has {num_prompt}: it must be shorter"
+        )
 
 
 class LogitsError(LockstepError, ValueError):

@@ -15,7 +15,7 @@ from engine.errors import ModelFileError, ParamError, TemplateError
 from engine.gguf import GGUFFile
 from engine.kernels import kernel_set
 from engine.kernels.protocol import Cache, FloatArray, KernelSet
-from engine.quants import Tensor, unpack
+from engine.quants import BLOCK_FORMATS, Tensor, unpack
 from engine.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]
@@ -40,6 +40,8 @@ class Model:
     _kernel_set: KernelSet = field(repr=False)
     _weights: Any = field(repr=False)
     _file_digest: bytes = field(repr=False)
+    rounds_floats: bool
+    """Whether float weights of the file were rounded to 8 bits, because the kernels are faster with these."""
 
     @classmethod
     def load(
@@ -48,14 +50,16 @@ class Model:
         *,
         kernels: str = "auto",
         threads: int | None = None,
+        weights: str = "auto",
         progress: Progress = _unobserved,
     ) -> Self:
         """The model in the GGUF file at `path`, its weights packed for the set of `kernels` of that name.
 
-        `threads` None is one a physical core. Raises `ModelFileError` for a file that cannot be served, a broken chat
-        template included, and `ParamError` for another name than those of `engine.kernels.NAMES` or `threads` below 1.
+        `threads` None is one a physical core; `weights` "f32" keeps float weights, which some kernels round to 8 bits.
+        Raises `ModelFileError` for a file that cannot be served, a broken chat template included, and `ParamError` for
+        a name that is not in `engine.kernels.NAMES`, `weights` not in its `WEIGHTS`, or `threads` below 1.
         """
-        chosen = kernel_set(kernels, threads=threads)
+        chosen = kernel_set(kernels, threads=threads, weights=weights)
         with GGUFFile.open(path) as file:
             config = ModelConfig.from_gguf(file)
             tokenizer = Tokenizer.from_gguf(file)
@@ -66,11 +70,14 @@ class Model:
                 info = file.tensors[name]
                 return unpack(info.type_id, raw, info.shape)
 
-            weights = chosen.pack(config, tensor, lambda fraction: progress("packing weights", fraction))
+            has_floats = any(
+                len(info.shape) > 1 and BLOCK_FORMATS[info.type_id].block_size == 1 for info in file.tensors.values()
+            )
+            packed = chosen.pack(config, tensor, lambda fraction: progress("packing weights", fraction))
             progress("hashing the file", 0.0)
             digest = _digest_of(file.path)
             progress("hashing the file", 1.0)
-        return cls(file.path, config, tokenizer, template, chosen, weights, digest)
+        return cls(file.path, config, tokenizer, template, chosen, packed, digest, chosen.rounds_floats and has_floats)
 
     @property
     def kernels(self) -> str:
@@ -107,13 +114,15 @@ class Model:
     def fingerprint(self, kv_dtype: str) -> str:
         """The `system_fingerprint`, "fp_" and 16 hex digits: where it is equal, equal requests have equal answers.
 
-        A hash of the file's content, the kernel set and its CPU path, the cache's dtype, and Lockstep's version.
+        A hash of the file's content, the kernel set, its CPU path and its rounding of weights, the cache's dtype, and
+        Lockstep's version.
         """
         parts = (
             self._file_digest.hex(),
             self._kernel_set.name,
             self._kernel_set.cpu_path,
             kv_dtype,
+            f"rounds_floats={self.rounds_floats}",
             importlib.metadata.version("lockstep-llm"),
         )
         return "fp_" + hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()

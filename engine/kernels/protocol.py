@@ -95,6 +95,8 @@ class KernelSet(Protocol):
     """`pack` weights once, then `forward` ragged batches against a cache of this set's own making."""
 
     name: str
+    rounds_floats: bool
+    """Whether `pack` rounds a file's float matrices to 8 bits."""
     cpu_path: str
     """What decides the bits beside the code: library versions and the CPU features in use."""
 

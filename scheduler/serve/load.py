@@ -38,7 +38,15 @@ class Loaded:
 def load(settings: ServeSettings) -> Loaded:
     """The model of `settings`, loaded and warmed up. Takes seconds; raises `ModelFileError`."""
     _log.info("loading", model=str(settings.model))
-    model = Model.load(settings.model, kernels=settings.kernels, threads=settings.threads, progress=_progress())
+    model = Model.load(
+        settings.model,
+        kernels=settings.kernels,
+        threads=settings.threads,
+        weights=settings.weights,
+        progress=_progress(),
+    )
+    if model.rounds_floats:
+        _log.info("float weights rounded to 8 bits; --weights f32 keeps them")
     max_len = context_of(settings, model.config.max_context)
     cache = model.new_cache(settings.slots, max_len, settings.kv_dtype)
     _log.info(

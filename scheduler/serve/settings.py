@@ -16,6 +16,7 @@ from scheduler.defaults import PREFILL_CHUNK, SLOTS
 
 KVDtype = Literal["float16", "float32"]
 Kernels = Literal["auto", "reference", "compiled"]
+Weights = Literal["auto", "f32"]
 LogFormat = Literal["console", "json"]
 
 ANY_MODEL_NAME = "*"
@@ -49,7 +50,10 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         _about("Names clients may ask for; the first is the one reported. '*' accepts any. Default: the file's stem."),
     ] = ()
     kernels: Annotated[Kernels, _about("Kernel set; auto takes the fastest that is there.")] = "auto"
-
+    weights: Annotated[
+        Weights,
+        _about("Float weights (F32, F16, BF16): f32 keeps them; auto lets the compiled kernels round them to 8 bits."),
+    ] = "auto"
     threads: Annotated[
         int | None, _about("Threads the compiled kernels compute with. Default: one per physical core.")
     ] = None
@@ -139,6 +143,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check("kernels", self.kernels, self.kernels in get_args(Kernels), f"one of {', '.join(get_args(Kernels))}")
+        _check("weights", self.weights, self.weights in get_args(Weights), f"one of {', '.join(get_args(Weights))}")
         _check("kv_dtype", self.kv_dtype, self.kv_dtype in get_args(KVDtype), f"one of {', '.join(get_args(KVDtype))}")
         _check(
             "log_format",

@@ -71,6 +71,7 @@ def config(tmp_path):
 EXAMPLES: dict[str, tuple[list[str], Any]] = {
     "served_model_name": (["a", "b"], ("a", "b")),
     "kernels": (["reference"], "reference"),
+    "weights": (["f32"], "f32"),
     "threads": (["2"], 2),
     "slots": (["3"], 3),
     "context": (["512"], 512),

@@ -4,6 +4,8 @@ A tile is 16 output rows. Its codes come first, in blocks of 32 along K; within 
 code of k = 4 * j + i, so that one 64-byte load holds four consecutive codes of each row: what one dot-product
 instruction eats. Codes of 4 bits share their bytes with the codes 16 k further on. After all codes come all scales
 ([block][group][row]), then, unless the codes have a constant offset, all mins; each part starts on a cache line.
+
+A tile of floats is float32 [k][row].
 """
 
 import mmap
@@ -27,7 +29,7 @@ class TileFormat:
     """How a matrix's tiles are stored, as far as kernels differ by it.
 
     w = scale * (code - offset), or with `offset` None w = scale * code + min. Scales and mins are float16 where that
-    loses nothing, else float32.
+    loses nothing, else float32. `FLOATS` are weights as they are: the codes, so to speak, of 32 bits.
     """
 
     bits: int
@@ -38,6 +40,8 @@ class TileFormat:
     @property
     def name(self) -> str:
         """The compiled module's name."""
+        if self == FLOATS:
+            return "float32"
         offset = "min" if self.offset is None else f"minus{self.offset}"
         return f"codes{self.bits}_groups{self.group}_{offset}_scales{8 * self.scale_bytes}"
 
@@ -68,6 +72,9 @@ class TileFormat:
         """Bytes of a whole tile."""
         end = self.mins_start(blocks)
         return end if self.offset is not None else end + round_up(blocks * self.block_scale_bytes, CACHE_LINE)
+
+
+FLOATS = TileFormat(bits=32, group=BLOCK, offset=0, scale_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,13 +111,10 @@ def allocate(n_bytes: int) -> NDArray[np.uint8]:
 
 
 def pack(tensor: Tensor, rows_multiple: int = TILE) -> Matrix:
-    """`tensor` [N, K] in tiles; N is padded to `rows_multiple` and K to 32 with weights that are zero.
-
-    A float32 tensor is rounded to 8 bits: per 32 weights, scale = the largest magnitude / 127, as float16 where that
-    has it in full precision.
-    """
-    quantized = tensor if isinstance(tensor, Quantized) else _quantize(tensor)
-    quantized = _padded(quantized, rows_multiple)
+    """`tensor` [N, K] in tiles, exactly; N is padded to `rows_multiple` and K to 32 with weights that are zero."""
+    if not isinstance(tensor, Quantized):
+        return _pack_floats(tensor, rows_multiple)
+    quantized = _padded(tensor, rows_multiple)
     scale, minimum = quantized.scale, quantized.min
     offset = next((c for c in _OFFSETS if np.array_equal(minimum, -c * scale)), None)
     kept = (scale,) if offset is not None else (scale, minimum)
@@ -129,6 +133,40 @@ def pack(tensor: Tensor, rows_multiple: int = TILE) -> Matrix:
             columns = _tiled_scales(values[rows].astype(scale_type), tile_format.groups)
             tiles[part, start : start + columns.shape[1]] = columns
     return Matrix(tile_format, data, n_tiles, blocks)
+
+
+def rounded(weights: NDArray[np.float32]) -> Quantized:
+    """Float weights [N, K] rounded to 8 bits, K padded to 32 with zeros; the unsigned code is 128 more than the signed.
+
+    Per 32 weights, scale = the largest magnitude / 127, as float16 where that has it in full precision.
+    """
+    n, k = weights.shape
+    width = round_up(k, BLOCK)
+    codes = np.empty((n, width), np.uint8)
+    scale = np.empty((n, width // BLOCK), np.float32)
+    step = max(1, (1 << 20) // width)
+    for start in range(0, n, step):
+        part = np.pad(weights[start : start + step], ((0, 0), (0, width - k))).reshape(-1, width // BLOCK, BLOCK)
+        exact = np.abs(part).max(axis=-1) / np.float32(127)
+        with np.errstate(over="ignore", invalid="ignore"):  # not a number stays one, in the scale
+            is_normal = (exact >= _SMALLEST_NORMAL) & (exact <= _LARGEST)
+            rounded = np.where(is_normal, exact.astype(np.float16).astype(np.float32), exact)
+            inverse = np.divide(np.float32(1), rounded, out=np.zeros_like(rounded), where=rounded > 0)
+            signed = np.clip(np.rint(part * inverse[..., None]), -127, 127)
+            codes[start : start + step] = (signed + 128).astype(np.uint8).reshape(-1, width)
+        scale[start : start + step] = rounded
+    return Quantized(codes, scale, -128 * scale, BLOCK, 8)
+
+
+def _pack_floats(weights: NDArray[np.float32], rows_multiple: int) -> Matrix:
+    n, k = weights.shape
+    n_tiles, blocks = round_up(n, rows_multiple) // TILE, round_up(k, BLOCK) // BLOCK
+    data = allocate(n_tiles * FLOATS.tile_bytes(blocks))
+    tiles = data[: n_tiles * FLOATS.tile_bytes(blocks)].view(np.float32).reshape(n_tiles, blocks * BLOCK, TILE)
+    for tile in range(-(-n // TILE)):
+        rows = weights[tile * TILE : (tile + 1) * TILE]
+        tiles[tile, :k, : len(rows)] = rows.T
+    return Matrix(FLOATS, data, n_tiles, blocks)
 
 
 def _parts(n_tiles: int, blocks: int) -> Iterator[slice]:
@@ -171,23 +209,3 @@ def _padded(q: Quantized, rows_multiple: int) -> Quantized:
         q.group,
         q.bits,
     )
-
-
-def _quantize(weights: NDArray[np.float32]) -> Quantized:
-    """Float weights rounded to signed 8 bits per 32-block; the unsigned code is 128 more."""
-    n, k = weights.shape
-    width = round_up(k, BLOCK)
-    codes = np.empty((n, width), np.uint8)
-    scale = np.empty((n, width // BLOCK), np.float32)
-    step = max(1, (1 << 20) // width)
-    for start in range(0, n, step):
-        part = np.pad(weights[start : start + step], ((0, 0), (0, width - k))).reshape(-1, width // BLOCK, BLOCK)
-        exact = np.abs(part).max(axis=-1) / np.float32(127)
-        with np.errstate(over="ignore", invalid="ignore"):  # not a number stays one, in the scale
-            is_normal = (exact >= _SMALLEST_NORMAL) & (exact <= _LARGEST)
-            rounded = np.where(is_normal, exact.astype(np.float16).astype(np.float32), exact)
-            inverse = np.divide(np.float32(1), rounded, out=np.zeros_like(rounded), where=rounded > 0)
-            signed = np.clip(np.rint(part * inverse[..., None]), -127, 127)
-            codes[start : start + step] = (signed + 128).astype(np.uint8).reshape(-1, width)
-        scale[start : start + step] = rounded
-    return Quantized(codes, scale, -128 * scale, BLOCK, 8)

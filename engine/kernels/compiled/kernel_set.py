@@ -13,7 +13,7 @@ from engine.config import ModelConfig
 from engine.kernels.compiled import attention, forward, isa, tile
 from engine.kernels.compiled.attention import PARTITION, HeadShape
 from engine.kernels.compiled.cache import BlockedCache
-from engine.kernels.compiled.formats import BLOCK, TILE, TileFormat, allocate, round_up
+from engine.kernels.compiled.formats import BLOCK, TILE, TileFormat, allocate, round_up, rounded
 from engine.kernels.compiled.jit import Library
 from engine.kernels.compiled.layouts import FRAME
 from engine.kernels.compiled.parts import attention_parts
@@ -21,6 +21,7 @@ from engine.kernels.compiled.quantize import PANEL_ROWS, RECORD_BYTES
 from engine.kernels.compiled.weights import PackedModel, address, head_width, matrix_fields
 from engine.kernels.compiled.workers import Workers, physical_cores
 from engine.kernels.protocol import FloatArray, Rows, TensorSource, begin
+from engine.quants import Quantized, Tensor
 
 MAX_ROWS = 512
 """Rows of one compiled call; a larger batch takes several, which by the contract changes nothing."""
@@ -37,12 +38,16 @@ class AttentionAddresses(NamedTuple):
 class CompiledKernels:
     """See `engine.kernels.protocol.KernelSet`. Forwards of one set run one after another: they share its threads.
 
-    `threads` None means one per physical core; `path` None the fastest this CPU has.
+    `threads` None means one per physical core; `path` None the fastest this CPU has. `pack` keeps float
+    weights unless the set `rounds_floats`.
     """
 
     name = "compiled"
 
-    def __init__(self, threads: int | None = None, path: isa.CPUPath | None = None) -> None:
+    def __init__(
+        self, threads: int | None = None, path: isa.CPUPath | None = None, *, rounds_floats: bool = True
+    ) -> None:
+        self.rounds_floats = rounds_floats
         self.library = Library(path or isa.detect())
         self.cpu_path = self.library.path.name
         self._workers = self._new_workers(threads or physical_cores())
@@ -55,7 +60,14 @@ class CompiledKernels:
 
     def pack(self, config: ModelConfig, tensors: TensorSource, progress: Callable[[float], None]) -> "CompiledModel":
         """The model in tiles; `tensors` may go away afterwards. `progress` is called with the fraction done."""
-        model = CompiledModel(PackedModel.of(config, tensors, progress), self.tile_kernels)
+
+        def prepared(name: str) -> Tensor:
+            tensor = tensors(name)
+            if isinstance(tensor, Quantized) or tensor.ndim == 1 or not self.rounds_floats:
+                return tensor
+            return rounded(tensor)
+
+        model = CompiledModel(PackedModel.of(config, prepared, progress), self.tile_kernels)
         progress(1.0)
         return model
 

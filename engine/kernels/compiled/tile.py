@@ -1,14 +1,14 @@
 """The matrix product's inner kernel: one tile of 16 output rows against up to eight activation rows of a panel.
 
-Per 32-block an exact integer dot product, then float sums in block order: the same operations for an output element
-however many rows run beside it.
+Per 32-block an exact integer dot product, then float sums in block order; with weights that are floats, a float sum in
+order within each block too. The same operations for an output element however many rows run beside it.
 """
 
 from llvmlite import ir
 
-from engine.kernels.compiled.formats import BLOCK, CACHE_LINE, TileFormat
+from engine.kernels.compiled.formats import BLOCK, CACHE_LINE, FLOATS, TILE, TileFormat
 from engine.kernels.compiled.isa import CPUPath
-from engine.kernels.compiled.lang import F32, I8, I32, I64, PTR, F32x16, Function, I8x64, I32x16, Value
+from engine.kernels.compiled.lang import F32, I8, I32, I64, PTR, F32x16, Function, I8x64, I32x16, Value, Variable
 from engine.kernels.compiled.quantize import FIRST_SUMS, PANEL_ROWS, RECORD_BYTES, SCALED_SUMS, SCALES, SUMS
 
 STORE, ADD = 0, 1
@@ -25,7 +25,10 @@ def build(module: ir.Module, path: CPUPath, fmt: TileFormat) -> None:
     `row(tile, blocks, lane, out)`: the weights of one output row as float32, 32 * blocks of them.
     """
     _Product(module, path, fmt)
-    _build_row(module, path, fmt)
+    if fmt == FLOATS:
+        _build_float_row(module)
+    else:
+        _build_row(module, path, fmt)
 
 
 class _Product:
@@ -43,10 +46,38 @@ class _Product:
         self._f.finish()
 
     def _multiply(self, rows: int) -> None:
-        f, path, fmt = self._f, self._path, self._fmt
+        f = self._f
+        totals = [f.variable(f.constant(F32x16, 0.0)) for _ in range(rows)]
+        if self._fmt == FLOATS:
+            self._add_up_floats(totals)
+        else:
+            self._add_up(totals)
+        for row, total in enumerate(totals):
+            out = f["out"] + f["out_stride"] * row
+            with f.when(f["mode"].equals(ADD)):
+                out.store(out.load(F32x16) + total.value)
+            with f.when(f["mode"].equals(STORE)):
+                out.store(total.value)
+
+    def _add_up_floats(self, totals: list[Variable]) -> None:
+        """Weights times the codes of x, one after another, then times their scale."""
+        f, path = self._f, self._path
+        with f.range(0, f["blocks"]) as block:
+            record = f["panel"] + block * RECORD_BYTES
+            weights = f["tile"] + block * self._fmt.block_code_bytes
+            sums = [f.variable(f.constant(F32x16, 0.0)) for _ in totals]
+            with f.range(0, BLOCK) as k:
+                column = (weights + k * (4 * TILE)).load(F32x16)
+                for row, sum_ in enumerate(sums):
+                    x = (record + row * BLOCK + k).load(I8).to(I32).to(F32)
+                    sum_.value = path.fma(f, column, x, sum_.value)
+            for row, (total, sum_) in enumerate(zip(totals, sums, strict=True)):
+                total.value = path.fma(f, sum_.value, (record + 4 * row + SCALES).load(F32), total.value)
+
+    def _add_up(self, totals: list[Variable]) -> None:
+        f, path, fmt, rows = self._f, self._path, self._fmt, len(totals)
         tile, blocks = f["tile"], f["blocks"]
         scales, mins = _scale_pointers(fmt, tile, blocks)
-        totals = [f.variable(f.constant(F32x16, 0.0)) for _ in range(rows)]
         with f.range(0, blocks) as block:
             self._prefetch(block)
             codes = _block_codes(fmt, tile + block * fmt.block_code_bytes)
@@ -64,12 +95,6 @@ class _Product:
                     if fmt.offset is None:
                         x_sum = _scaled_sum(fmt, entry, x_scale, group)
                         total.value = path.fma(f, group_mins[group], x_sum, total.value)
-        for row, total in enumerate(totals):
-            out = f["out"] + f["out_stride"] * row
-            with f.when(f["mode"].equals(ADD)):
-                out.store(out.load(F32x16) + total.value)
-            with f.when(f["mode"].equals(STORE)):
-                out.store(total.value)
 
     def _prefetch(self, block: Value) -> None:
         """Ask for this block's share of the bytes that lie ahead."""
@@ -129,6 +154,14 @@ def _scaled_sum(fmt: TileFormat, entry: Value, x_scale: Value, group: int) -> Va
     if fmt.groups == 1:
         return (entry + SCALED_SUMS).load(F32)
     return x_scale * _group_sum(fmt, entry, group).to(F32)
+
+
+def _build_float_row(module: ir.Module) -> None:
+    params = [("tile", PTR), ("blocks", I64), ("lane", I64), ("out", PTR)]
+    f = Function(module, f"{module.name}.row", params, exported=True)
+    with f.range(0, f["blocks"] * BLOCK) as k:
+        (f["out"] + k * 4).store((f["tile"] + (k * TILE + f["lane"]) * 4).load(F32))
+    f.finish()
 
 
 def _build_row(module: ir.Module, path: CPUPath, fmt: TileFormat) -> None:

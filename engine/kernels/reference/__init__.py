@@ -21,6 +21,8 @@ _BLAS = ThreadpoolController().select(user_api="blas")
 class ReferenceKernels:
     """A `KernelSet`. With `activations` of "int8" it is the tight definition of kernels with integer products."""
 
+    rounds_floats = False
+
     def __init__(self, activations: Activations = "float32") -> None:
         self.name = "reference" if activations == "float32" else "reference-int8"
         self.cpu_path = f"numpy {np.__version__} {_arithmetic_digest()}"

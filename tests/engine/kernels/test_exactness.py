@@ -16,7 +16,8 @@ from engine.model import Model
 from tests.tiny_model import write_tiny_llama
 
 VOCAB = 263
-KERNELS = ("reference", "reference-int8", "compiled")
+NAMES = ("reference", "reference-int8", "compiled")
+KERNELS = {**{name: (name, "auto") for name in NAMES}, "compiled, weights kept": ("compiled", "f32")}
 SHAPES = {
     "no groups": {"n_heads": 2, "n_kv_heads": 2, "quant": "Q4_1"},
     "groups of 3": {"d_model": 96, "n_heads": 3, "n_kv_heads": 1, "quant": "Q8_0"},
@@ -31,7 +32,11 @@ def models(tmp_path_factory):
     paths = {
         name: write_tiny_llama(folder / f"{index}.gguf", **shape) for index, (name, shape) in enumerate(SHAPES.items())
     }
-    return {(name, k): Model.load(path, kernels=k) for name, path in paths.items() for k in KERNELS}
+    return {
+        (name, title): Model.load(path, kernels=kernels, weights=weights)
+        for name, path in paths.items()
+        for title, (kernels, weights) in KERNELS.items()
+    }
 
 
 def prompt(seed, length):
@@ -100,7 +105,7 @@ def test_a_slot_taken_back_continues_as_if_it_had_never_gone_on(models, kernels)
     np.testing.assert_array_equal(model.forward([Chunk(0, 10, token_ids[10:], 14)], cache), expected[10:])
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", NAMES)
 def test_positions_beyond_a_partition_of_attention_are_as_exact(tmp_path, kernels):
     """Positions 256 and 512 begin new partitions; the chunks end before, at and after them."""
     path = write_tiny_llama(tmp_path / "m.gguf", n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, quant="Q8_0",
@@ -126,7 +131,7 @@ print(hashlib.sha256(logits.tobytes()).hexdigest())
 """
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", NAMES)
 def test_another_process_with_another_number_of_threads_gives_the_same_bits(tmp_path, kernels):
     path = write_tiny_llama(tmp_path / "m.gguf", quant="Q4_K", n_layers=1)
     token_ids = tuple(range(100))

@@ -4,6 +4,7 @@ import json
 import aiohttp
 import psutil
 import pytest
+import structlog
 
 from engine.errors import ModelFileError
 from engine.generate import generate
@@ -40,6 +41,20 @@ def test_a_loaded_model_has_the_slots_and_the_context_asked_for_and_nothing_in_i
 def test_the_fingerprint_tells_kv_dtypes_apart(path):
     with loading(path, kv_dtype="float16") as half, loading(path, kv_dtype="float32") as full:
         assert half.fingerprint != full.fingerprint
+
+
+@pytest.mark.parametrize(("quant", "weights", "num_said"), [("F16", "auto", 1), ("F16", "f32", 0), ("Q8_0", "auto", 0)])
+def test_rounding_of_float_weights_is_said_once(tmp_path, quant, weights, num_said):
+    path = write_tiny_llama(tmp_path / "tiny.gguf", quant=quant)
+    with structlog.testing.capture_logs() as logs:
+        load(ServeSettings(model=path, weights=weights)).close()
+    assert sum("rounded to 8 bits" in entry["event"] for entry in logs) == num_said
+
+
+def test_the_fingerprint_tells_kept_weights_from_rounded_ones(tmp_path):
+    path = write_tiny_llama(tmp_path / "tiny.gguf", quant="F16")
+    kept, rounded = (Model.load(path, weights=weights).fingerprint("float16") for weights in ("f32", "auto"))
+    assert kept != rounded
 
 
 @pytest.mark.parametrize("broken", ["{{ 1 | nothing }}", "{% if %}"])

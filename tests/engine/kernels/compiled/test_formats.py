@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.kernels.compiled.formats import BLOCK, TILE, TileFormat, pack
+from engine.kernels.compiled.formats import BLOCK, TILE, TileFormat, pack, rounded
 from engine.quants import Quantized, dequantize, unpack
 from tests.engine.kernels.compiled.native import PATHS, row_weights
 from tests.random_blocks import QUANTIZED, block_sizes, random_blocks, type_id
@@ -14,6 +14,8 @@ PATHS_AND_QUANTS = [(path, quant) for path in PATHS for quant in (QUANTIZED if p
 
 
 def random_tensor(quant, n, k, seed=0):
+    if quant == "F32":
+        return np.random.default_rng(seed).normal(0, 0.02, (n, k)).astype(np.float32)
     block_size, _ = block_sizes(quant)
     raw = random_blocks(quant, n * k // block_size, np.random.default_rng(seed)).reshape(-1)
     return unpack(type_id(quant), raw, (n, k))
@@ -60,7 +62,7 @@ def test_a_scale_that_float16_would_round_keeps_its_matrix_in_float32():
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (15, 31), (17, 33), (48, 100)])
 def test_float_weights_of_any_size_become_8_bits_and_zeros_fill_up(n, k):
     weights = np.random.default_rng(n).normal(0, 1, (n, k)).astype(np.float32)
-    matrix = pack(weights, rows_multiple=BLOCK)
+    matrix = pack(rounded(weights), rows_multiple=BLOCK)
     packed = np.array([row_weights(PATHS[0], matrix, row) for row in range(matrix.n_tiles * TILE)])
     assert packed.shape == (-(-n // 32) * 32, -(-k // 32) * 32)
     largest = np.abs(weights).max()
@@ -69,10 +71,21 @@ def test_float_weights_of_any_size_become_8_bits_and_zeros_fill_up(n, k):
     assert not packed[:, k:].any()
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (17, 33), (48, 100)])
+def test_float_weights_are_kept_bit_for_bit_and_zeros_fill_up(path, n, k):
+    weights = np.random.default_rng(n).normal(0, 1, (n, k)).astype(np.float32)
+    matrix = pack(weights, rows_multiple=BLOCK)
+    packed = np.array([row_weights(path, matrix, row) for row in range(matrix.n_tiles * TILE)])
+    np.testing.assert_array_equal(packed[:n, :k], weights)
+    assert not packed[n:].any()
+    assert not packed[:, k:].any()
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1e6, 1e30])
 def test_float_weights_of_any_magnitude_keep_their_precision(size):
     weights = (np.random.default_rng(0).normal(0, 1, (16, 32)) * size).astype(np.float32)
-    packed = np.array([row_weights(PATHS[0], pack(weights), row) for row in range(16)])
+    packed = np.array([row_weights(PATHS[0], pack(rounded(weights)), row) for row in range(16)])
     assert np.abs(packed - weights).max() <= np.abs(weights).max() / 127
 
 

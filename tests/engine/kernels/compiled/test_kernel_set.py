@@ -75,6 +75,18 @@ def test_float_weights_rounded_to_8_bits_stay_close_to_the_float_model(tmp_path,
     assert np.sqrt(np.mean((actual - expected) ** 2)) < 0.06 * expected.std()
 
 
+@pytest.mark.parametrize("quant", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("sizes", [{}, {"d_model": 37, "n_heads": 3, "n_kv_heads": 1, "d_head": 10, "d_ff": 53}])
+def test_float_weights_that_are_kept_leave_only_the_rounding_of_activations(tmp_path, quant, sizes):
+    path = write_tiny_llama(tmp_path / "m.gguf", quant=quant, **sizes)
+    expected = Loaded(ReferenceKernels(), path).all_logits(prompt(40))
+    errors = [
+        np.sqrt(np.mean((Loaded(CompiledKernels(rounds_floats=rounds), path).all_logits(prompt(40)) - expected) ** 2))
+        for rounds in (True, False)
+    ]
+    assert errors[1] < min(errors[0], 0.04 * expected.std())
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_output_head_of_its_own_is_used(tmp_path, tied):
     path = write_tiny_llama(tmp_path / "m.gguf", quant="Q8_0", tied=tied)

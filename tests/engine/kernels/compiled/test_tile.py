@@ -71,7 +71,26 @@ def test_a_product_is_the_references_int8_product(path, quant):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("quant", SOME_QUANTS)
+def test_float_weights_are_multiplied_in_order_within_each_block(path):
+    """The same arithmetic in numpy, bit for bit; float64 holds each product exactly, as a fused operation does."""
+    rng = np.random.default_rng(1)
+    weights = rng.normal(0, 1, (16, 96)).astype(np.float32)
+    x = rng.normal(0, 1, (PANEL_ROWS, 96)).astype(np.float32)
+    codes, scale = quantize(x)
+    fused = np.float64 if path != "plain" else np.float32
+    expected = np.zeros((PANEL_ROWS, 16), np.float32)
+    for block in range(3):
+        sums = np.zeros((PANEL_ROWS, 16), np.float32)
+        for k in range(32 * block, 32 * block + 32):
+            product_of_k = fused(weights[:, k]) * fused(codes[:, k, None])
+            sums = (product_of_k + sums).astype(np.float32)
+        scaled = fused(sums) * fused(scale[:, block, None])
+        expected = (scaled + expected).astype(np.float32)
+    np.testing.assert_array_equal(product(path, pack(weights), panel_of(path, x), PANEL_ROWS), expected)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("quant", [*SOME_QUANTS, "F32"])
 def test_a_row_is_the_same_whatever_rows_stand_beside_it(quant, path):
     matrix = pack(random_tensor(quant, 16, 256))
     x = np.random.default_rng(2).normal(0, 1, (PANEL_ROWS, 256)).astype(np.float32)
