@@ -226,10 +226,8 @@ class Service:
         """Raise `ApiError` if `texts` have too many tokens even if each were the vocabulary's longest."""
         at_least = sum(len(text.encode()) for text in texts) // self._longest_token
         if at_least >= self.model.max_len * (1 if limited else MAX_CONTEXTS):
-            raise self._too_long(
-                f"the prompt has at least {at_least} tokens, the context is {self.model.max_len}: it must be shorter",
-                param,
-            )
+            message = ContextLengthError.message(f"at least {at_least}", self.model.max_len)
+            raise self._too_long(message, param)
 
     @staticmethod
     def _too_long(message: str, param: str) -> ApiError:

@@ -244,6 +244,11 @@ async def test_a_huge_prompt_is_refused_without_tokenizing_it(server, monkeypatc
             assert reply.refused()["code"] == "context_length_exceeded"
 
 
+async def test_a_prompt_too_long_is_told_in_the_words_clients_look_for(server):
+    for reply in (await server.complete([65] * MAX_LEN), await server.chat("x" * 10_000_000)):
+        assert reply.refused()["message"].startswith("this model's maximum context length is")
+
+
 async def test_text_that_is_to_be_cut_or_only_counted_may_be_longer_but_not_without_end(server):
     assert (await server.post("/tokenize", {"prompt": "x" * 40_000})).json["count"] == 40_000
     for reply in (
