@@ -1,6 +1,7 @@
 """`lockstep bench serve`: a closed loop of N clients against any OpenAI-compatible server."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from clients.report import Trace, summarize
 from clients.workload import Workload
 
 Clock = Callable[[], float]
+HEALTH_INTERVAL_S = 0.05
 
 
 async def measure(
@@ -70,8 +72,25 @@ async def closed_loop(
     return traces
 
 
+async def poll_health(client: LockstepClient, latencies_s: list[float], clock: Clock = time.perf_counter) -> None:
+    """Ask after the server's health again and again, and add how long each answer took, until cancelled."""
+    while True:
+        t_start = clock()
+        with contextlib.suppress(ClientError):  # a server that is gone fails the requests, and they say why
+            await client.health()
+            latencies_s.append(clock() - t_start)
+        await asyncio.sleep(HEALTH_INTERVAL_S)
+
+
 async def run(
-    url: str, api_key: str | None, model: str | None, workload: Workload, *, num_clients: int, num_warmups: int
+    url: str,
+    api_key: str | None,
+    model: str | None,
+    workload: Workload,
+    *,
+    num_clients: int,
+    num_warmups: int,
+    polls_health: bool = False,
 ) -> dict[str, Any]:
     """Warm up, run the workload, print the table, and return what `--save-result` writes. Raises `ClientError`."""
     async with LockstepClient(url, api_key) as client:
@@ -82,10 +101,15 @@ async def run(
             if trace.error is not None:
                 raise ClientError(f"warm-up failed: {trace.error}")
         with progress(f"{workload.num_prompts} requests, {num_clients} at a time", workload.num_prompts) as advance:
-            t_start = time.perf_counter()
-            traces = await closed_loop(client, workload, model=name, num_clients=num_clients, advance=advance)
-            duration_s = time.perf_counter() - t_start
-    summary = summarize(traces, duration_s=duration_s, max_concurrency=num_clients)
+            health_s: list[float] = []
+            async with asyncio.TaskGroup() as group:
+                polling = group.create_task(poll_health(client, health_s)) if polls_health else None
+                t_start = time.perf_counter()
+                traces = await closed_loop(client, workload, model=name, num_clients=num_clients, advance=advance)
+                duration_s = time.perf_counter() - t_start
+                if polling is not None:
+                    polling.cancel()
+    summary = summarize(traces, duration_s=duration_s, max_concurrency=num_clients, health_s=health_s)
     click.echo(summary.to_text())
     errors = [trace.error or "" for trace in traces]
     for error in sorted(set(filter(None, errors))):
@@ -127,6 +151,7 @@ async def run(
     show_default=True,
     help="Range the prompts' ids are drawn from.",
 )
+@click.option("--poll-health", "polls_health", is_flag=True, help="Measure GET /health, too, 20 times a second.")
 @click.option(
     "--save-result", type=click.Path(dir_okay=False, path_type=Path), help="File to write all numbers to, as JSON."
 )
@@ -138,6 +163,7 @@ def command(
     num_clients: int,
     num_warmups: int,
     token_ids: tuple[int, int],
+    polls_health: bool,
     save_result: Path | None,
     **workload: int,
 ) -> None:
@@ -147,7 +173,17 @@ def command(
     """
     low_id, high_id = sorted(token_ids)
     load = Workload(low_id=low_id, high_id=high_id, **workload)
-    result = asyncio.run(run(url, api_key, model, load, num_clients=num_clients, num_warmups=num_warmups))
+    result = asyncio.run(
+        run(
+            url,
+            api_key,
+            model,
+            load,
+            num_clients=num_clients,
+            num_warmups=num_warmups,
+            polls_health=polls_health,
+        )
+    )
     if save_result is not None:
         save_result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if result["failed"]:

@@ -12,6 +12,7 @@ LATENCIES = {
     "tpot": "Time per Output Token (excl. 1st token)",
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
+    "health": "Answer to GET /health",
 }
 STATISTICS = {"mean": "Mean", "median": "Median", "p99": "P99"}
 
@@ -95,8 +96,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
-def summarize(traces: Sequence[Trace], *, duration_s: float, max_concurrency: int) -> Summary:
-    """The numbers of all `traces`; those that failed count as failed and as nothing else."""
+def summarize(
+    traces: Sequence[Trace], *, duration_s: float, max_concurrency: int, health_s: Sequence[float] = ()
+) -> Summary:
+    """The numbers of all `traces`; those that failed count as failed and as nothing else.
+
+    `health_s` is how long the server took to say that it is well, each time it was asked meanwhile.
+    """
     done = [trace for trace in traces if trace.error is None]
     num_input = sum(trace.num_prompt for trace in done)
     num_output = sum(trace.num_output for trace in done)
@@ -105,6 +111,7 @@ def summarize(traces: Sequence[Trace], *, duration_s: float, max_concurrency: in
         "tpot": [trace.tpot_s for trace in done if trace.tpot_s is not None],
         "itl": [gap for trace in done for gap in trace.itls_s],
         "e2el": [trace.e2el_s for trace in done],
+        "health": health_s,
     }
     return Summary(
         duration=duration_s,

@@ -1,9 +1,10 @@
+import asyncio
 import json
 
 import pytest
 
 from clients.api import LockstepClient
-from clients.bench import closed_loop, measure, run
+from clients.bench import closed_loop, measure, poll_health, run
 from clients.errors import ClientError
 from clients.workload import Workload
 
@@ -59,3 +60,19 @@ async def test_a_warm_up_that_fails_ends_the_benchmark_at_once(canned):
     with pytest.raises(ClientError, match="warm-up failed: n must be >= 1"):
         await run(canned.url, None, "canned", LOAD, num_clients=1, num_warmups=1)
     assert len(canned.bodies) == 1
+
+
+async def test_health_is_asked_while_the_load_runs_and_shown_beside_it(canned, capsys):
+    result = await run(canned.url, None, "canned", LOAD, num_clients=1, num_warmups=0, polls_health=True)
+    assert result["p99_health_ms"] >= result["median_health_ms"] > 0
+    assert "Answer to GET /health" in capsys.readouterr().out
+    quiet = await run(canned.url, None, "canned", LOAD, num_clients=1, num_warmups=0)
+    assert "p99_health_ms" not in quiet
+
+
+async def test_a_server_that_is_gone_ends_no_polling_and_has_no_latency(unused_tcp_port):
+    latencies_s = []
+    async with LockstepClient(f"http://127.0.0.1:{unused_tcp_port}") as client:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(poll_health(client, latencies_s), timeout=0.2)
+    assert latencies_s == []
