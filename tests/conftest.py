@@ -6,6 +6,17 @@ import pytest
 
 from clients.pull import DEFAULT_MODEL, DownloadError, resolve
 
+collect_ignore = ["real_clients"]  # `make test-clients` runs them, by the clients' own interpreters
+
+REAL_MODEL = {Path(__file__).parent / folder for folder in ("e2e", "cases")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What stands in the folders of the real model is marked `e2e`."""
+    for item in items:
+        if REAL_MODEL & set(item.path.parents):
+            item.add_marker(pytest.mark.e2e)
+
 
 @pytest.fixture(scope="session")
 def model_path() -> Path:

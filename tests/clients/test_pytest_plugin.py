@@ -7,6 +7,8 @@ import pytest
 
 from tests.tiny_model import write_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["pytester"]
 
 HEAVY = "aiohttp", "click", "engine", "jinja2", "msgspec", "llvmlite", "numpy", "rich", "scheduler", "structlog"

@@ -7,6 +7,8 @@ import pytest
 
 from tests.tiny_model import write_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["pytester"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "in-process.md"

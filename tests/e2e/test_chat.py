@@ -6,8 +6,6 @@ from engine.chat import ChatTemplate
 from engine.gguf import GGUFFile
 from engine.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def tokenizer(model_path):

@@ -12,8 +12,6 @@ import pytest
 from clients.pull import KNOWN_MODELS
 from tests.live_server import live_server
 
-pytestmark = pytest.mark.e2e
-
 LOCKSTEP = Path(sysconfig.get_path("scripts")) / "lockstep"
 
 

@@ -13,8 +13,6 @@ from engine.model import Model
 from engine.params import SamplingParams
 from tests.live_server import LiveServer, live_server
 
-pytestmark = pytest.mark.e2e
-
 NUM_REQUESTS = 64
 NUM_CLIENTS = 12
 KV_DTYPE = "float16"

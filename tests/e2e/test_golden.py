@@ -16,8 +16,6 @@ from engine.generate import generate
 from engine.model import Model
 from engine.params import SamplingParams
 
-pytestmark = pytest.mark.e2e
-
 DATA = Path(__file__).parents[1] / "data"
 GREEDY = json.loads((DATA / "greedy.json").read_text())["cases"]
 

@@ -10,8 +10,6 @@ from clients.errors import ServerError
 from clients.jsonl import JsonlClient
 from tests.live_server import LiveServer
 
-pytestmark = pytest.mark.e2e
-
 GREEDY = {"temperature": 0, "max_tokens": 6}
 
 

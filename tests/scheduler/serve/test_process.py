@@ -13,6 +13,8 @@ import pytest
 from tests.live_server import HANG_GUARD_S, live_server, parse_sse, strict_json
 from tests.tiny_model import write_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 REFERENCE = "--kernels", "reference"
 """The set that needs no compiling."""
 

@@ -12,7 +12,7 @@ from scheduler.serve.http.docs.openapi import openapi_document
 from scheduler.serve.http.routes import routing_table
 from tests.scheduler.serve import rig
 
-pytestmark = pytest.mark.schemathesis
+pytestmark = [pytest.mark.schemathesis, pytest.mark.slow]
 
 EXAMPLES_A_PATH = 5
 """Beside those that try each field's limits and types one by one."""

@@ -12,6 +12,8 @@ import pytest
 from tests.live_server import HANG_GUARD_S, LiveServer, wait_for
 from tests.tiny_model import write_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from engine.kernels.compiled.attention import BLOCK_POSITIONS, PARTITION, HeadShape
 from tests.engine.kernels.compiled.native import PATHS, attention_kernel, call
 
+pytestmark = pytest.mark.slow
+
 DTYPES = {2: np.float16, 4: np.float32}
 
 

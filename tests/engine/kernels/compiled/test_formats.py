@@ -8,6 +8,8 @@ from engine.quants import Quantized, dequantize, unpack
 from tests.engine.kernels.compiled.native import PATHS, row_weights
 from tests.random_blocks import QUANTIZED, block_sizes, random_blocks, type_id
 
+pytestmark = pytest.mark.slow
+
 SOME_QUANTS = ("Q4_1", "Q6_K", "Q8_0")
 PATHS_AND_QUANTS = [(path, quant) for path in PATHS for quant in (QUANTIZED if path == PATHS[0] else SOME_QUANTS)]
 """All types on the path that serves here, some on the others: each takes a second to compile."""

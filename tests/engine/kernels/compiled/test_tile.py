@@ -16,6 +16,8 @@ from engine.quants import Quantized
 from tests.engine.kernels.compiled.native import PATHS, panel_of, product
 from tests.engine.kernels.compiled.test_formats import PATHS_AND_QUANTS, SOME_QUANTS, random_tensor
 
+pytestmark = pytest.mark.slow
+
 EXTREMES = st.sampled_from(["random", "all largest", "all smallest", "alternating"])
 
 

@@ -10,6 +10,8 @@ from engine.kernels.reference.linear import ROWS, FloatLinear, Int8Linear, quant
 from engine.quants import dequantize, unpack
 from tests.random_blocks import block_sizes, random_blocks, type_id
 
+pytestmark = pytest.mark.slow
+
 SMOLLM2 = [(576, 576), (192, 576), (1536, 576), (576, 1536)]
 ODD = [(2, 1), (3, 7), (47, 33), (49, 255), (95, 257), (97, 513), (161, 100), (500, 300), (1001, 577)]
 
