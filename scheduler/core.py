@@ -5,7 +5,7 @@ A caller alternates `schedule` and `update`; `submit` and `finish` may come at a
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from engine.batch import Result, RowError, Sampled, Scored
 from engine.errors import ContextLengthError, ParamError, QueueFullError
@@ -108,6 +108,10 @@ class Scheduler:
     def unfinished_ids(self) -> list[str]:
         """The ids of all unfinished requests, oldest first."""
         return list(self._requests)
+
+    def check_together(self, requests: Iterable[Request]) -> None:
+        """Raise `ParamError` if requests that come at once could not all be taken in even if there were no others."""
+        self._waiting.check_together(requests, self.n_slots)
 
     def submit(
         self, request: Request, now: float, open_output: Callable[[Request, int], Output] = TokensOnly

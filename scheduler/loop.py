@@ -100,6 +100,10 @@ class EngineLoop:
         """Where an unfinished request is; None if there is no such."""
         return self._scheduler.view(request_id)
 
+    def check_together(self, requests: Iterable[Request]) -> None:
+        """Raise `ParamError` if requests that come at once could not all be taken in even if there were no others."""
+        self._scheduler.check_together(requests)
+
     def submit(self, request: Request) -> EventStream:
         """The stream of a request's events; it has begun to wait or run.
 

@@ -3,6 +3,8 @@
 from bisect import insort_right
 from collections.abc import Iterable
 
+from engine.errors import ParamError
+from scheduler.request import Request
 from scheduler.sequence import Sequence
 
 
@@ -44,13 +46,33 @@ class WaitingQueue:
         """Why a request with so many prompt tokens cannot wait; None if it can."""
         firsts = self._firsts()
         if len(firsts) >= self._max_requests:
-            return f"{len(firsts)} requests are waiting, the limit is {self._max_requests}"
+            return f"{_are(len(firsts), 'request')} waiting, the limit is {self._max_requests}"
         num_tokens = sum(sequence.num_prompt for sequence in firsts)
         if num_tokens + num_prompt > self._max_tokens:
             return (
-                f"{num_tokens} prompt tokens are waiting, with {num_prompt} more the limit {self._max_tokens} is passed"
+                f"{_are(num_tokens, 'prompt token')} waiting, "
+                f"with {num_prompt} more the limit {self._max_tokens} is passed"
             )
         return None
+
+    def check_together(self, requests: Iterable[Request], n_slots: int) -> None:
+        """Raise `ParamError` if so many requests at once could not start or wait even on `n_slots` idle slots."""
+        num_free, waiting = n_slots, list[Request]()
+        for request in requests:
+            if num_free > 0:
+                num_free -= request.n
+            else:
+                waiting.append(request)
+        beside = f"in the queue beside {_counted(n_slots, 'slot')}"
+        if len(waiting) > self._max_requests:
+            has = _counted(self._max_requests, "place")
+            raise ParamError("prompt", f"prompt needs {_counted(len(waiting), 'place')} {beside}, the queue has {has}")
+        num_tokens = sum(len(request.prompt_ids) for request in waiting)
+        if num_tokens > self._max_tokens:
+            has = f"room for {self._max_tokens}"
+            raise ParamError(
+                "prompt", f"prompt needs room for {_counted(num_tokens, 'token')} {beside}, the queue has {has}"
+            )
 
     def num_before_room(self, num_prompt: int) -> int:
         """How many slots must become free until a request with so many prompt tokens can wait, or run at once."""
@@ -72,3 +94,11 @@ class WaitingQueue:
 
 def _priority(sequence: Sequence) -> int:
     return sequence.request.priority
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _are(number: int, noun: str) -> str:
+    return f"{_counted(number, noun)} {'is' if number == 1 else 'are'}"

@@ -112,14 +112,15 @@ class Call:
 class RunningCall:
     """A submitted call. Its requests are in the queue or running; `close` ends those that are unfinished.
 
-    `headers` came with it, if by HTTP. Raises `ParamError` if another call has its name, and what `Service.submit`
-    raises, with none of the requests submitted.
+    `headers` came with it, if by HTTP. Raises `ParamError` if another call has its name or its prompts are more than an
+    idle server takes, and what `Service.submit` raises, with none of the requests submitted.
     """
 
     def __init__(self, service: Service, call: Call, *, headers: Mapping[str, str]) -> None:
         for name in call.names:
             if name in service.calls:
                 raise ParamError("request_id", f"request_id {name!r} is already running")
+        service.engine.check_together(call.requests)
         self._names = call.names
         self._calls = service.calls
         self._calls.update(dict.fromkeys(call.names, tuple(request.id for request in call.requests)))

@@ -1,5 +1,6 @@
 import pytest
 
+from engine.errors import ParamError
 from scheduler.output import TokensOnly
 from scheduler.queue import WaitingQueue
 from scheduler.sequence import Sequence
@@ -44,6 +45,40 @@ def test_a_request_waits_only_while_there_is_room_for_it_and_for_its_prompt():
     assert "5 prompt tokens are waiting, with 5 more the limit 9 is passed" in queue.refusal(5)
     queue.push([Sequence(request("b"), 0, 1, 0.0, None)])
     assert "2 requests are waiting, the limit is 2" in queue.refusal(1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "choices", "refusal"),
+    [
+        ({"max_requests": 2}, [1, 1, 1, 1], None),
+        ({"max_requests": 1}, [1, 1, 1, 1], "prompt needs 2 places in the queue beside 2 slots, the queue has 1 place"),
+        ({"max_requests": 0}, [1, 1, 1], "prompt needs 1 place in the queue beside 2 slots, the queue has 0 places"),
+        ({"max_requests": 0}, [5], None),  # one request waits for nothing if there is a slot for one of its choices
+        ({"max_requests": 0}, [1, 5], None),
+        ({"max_requests": 1}, [2, 2, 2], "prompt needs 2 places in the queue beside 2 slots, the queue has 1 place"),
+        ({"max_tokens": 10}, [2, 1, 1], None),
+        (
+            {"max_tokens": 9},
+            [2, 1, 1],
+            "prompt needs room for 10 tokens in the queue beside 2 slots, the queue has",
+        ),
+    ],
+)
+def test_what_could_never_be_taken_in_at_once_is_a_mistake_of_who_asks(limits, choices, refusal):
+    queue = queue_of(request("someone else"), **limits)
+    together = [request(f"r{i}", prompt=b"12345", n=n) for i, n in enumerate(choices)]
+    if refusal is None:
+        queue.check_together(together, n_slots=2)
+        return
+    with pytest.raises(ParamError, match=refusal) as caught:
+        queue.check_together(together, n_slots=2)
+    assert caught.value.param == "prompt"
+
+
+def test_one_that_waits_is_told_of_as_one():
+    queue = queue_of(request("a", prompt=b"1"), max_requests=1, max_tokens=9)
+    assert queue.refusal(1).startswith("1 request is waiting")
+    assert queue_of(request("a", prompt=b"1"), max_tokens=1).refusal(1).startswith("1 prompt token is waiting")
 
 
 @pytest.mark.parametrize(

@@ -231,3 +231,14 @@ async def test_the_metrics_of_an_answer_add_up_and_agree_with_its_timings(serve,
         assert metrics["mean_itl_ms"] == pytest.approx(metrics["generation_time_ms"] / 3, abs=1e-3)
     else:
         assert metrics["mean_itl_ms"] is None
+
+
+async def test_more_prompts_than_an_idle_server_takes_are_a_mistake_not_a_reason_to_come_again(serve):
+    server = await serve(n_slots=2, max_queue=1)
+    error = (await server.complete(["a", "b", "c", "d"])).refused(400)
+    assert (error["param"], error["message"]) == (
+        "prompt",
+        "prompt needs 2 places in the queue beside 2 slots, the queue has 1 place",
+    )
+    reply = await server.complete(["a", "b", "c"], max_tokens=1)
+    assert len(reply.json["choices"]) == 3
