@@ -102,9 +102,8 @@ class LockstepClient:
 
     @contextlib.asynccontextmanager
     async def _request(self, method: str, path: str, body: Json | None = None) -> AsyncIterator[aiohttp.ClientResponse]:
-        assert self._session is not None, "use `async with LockstepClient(...)`"
         try:
-            async with self._session.request(method, self.base_url + path, json=body) as response:
+            async with await self._response(method, path, body) as response:
                 yield response
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise ClientError(f"{self.base_url} is not the URL of a server") from error
@@ -112,6 +111,16 @@ class LockstepClient:
             raise UnreachableError(f"no server at {self.base_url} (start one with `lockstep serve`)") from error
         except (aiohttp.ClientError, json.JSONDecodeError) as error:
             raise UnreachableError(f"{self.base_url}: {error or type(error).__name__}") from error
+
+    async def _response(self, method: str, path: str, body: Json | None) -> aiohttp.ClientResponse:
+        """The response, asked for once more where a connection that was kept open turns out to be closed."""
+        assert self._session is not None, "use `async with LockstepClient(...)`"
+        try:
+            return await self._session.request(method, self.base_url + path, json=body)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+            return await self._session.request(method, self.base_url + path, json=body)
 
 
 async def _raise_for_error(response: aiohttp.ClientResponse) -> None:

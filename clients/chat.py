@@ -3,55 +3,114 @@
 import asyncio
 import contextlib
 import io
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
 from clients.api import DEFAULT_URL, LockstepClient
-from clients.errors import ClientError
+from clients.errors import ClientError, ServerError
 
 _UNPRINTABLE = dict.fromkeys(c for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t")
 """Control characters: a model must not be able to drive the terminal."""
 
+CONTEXT_IS_FULL = "context_length_exceeded"
+COMMANDS = "/clear forgets what was said, /help shows this, Ctrl-C stops an answer, Ctrl-D ends."
+NOTES = {"length": "[cut at the length limit]", "abort": "[ended by the server]"}
+"""What is said of an answer that did not end of itself, by its finish_reason."""
+
+_COMMAND = re.compile(r"/[a-z]+")
+
 Write = Callable[[str], None]
 
 
-async def stream_answer(client: LockstepClient, messages: list[dict[str, str]], write: Write, **fields: Any) -> None:
-    """Write the text of the answer to `messages` as it comes. Raises `ClientError`."""
+async def stream_answer(
+    client: LockstepClient, messages: Sequence[Mapping[str, str]], write: Write, **fields: Any
+) -> str | None:
+    """Write the text of the answer to `messages` as it comes: its finish_reason. Raises `ClientError`."""
+    finish_reason = None
     async with contextlib.aclosing(client.stream_chat(messages, **fields)) as chunks:
         async for chunk in chunks:
             for choice in chunk.get("choices", ()):
                 if text := choice["delta"].get("content"):
                     write(text)
+                finish_reason = choice.get("finish_reason") or finish_reason
+    return finish_reason
 
 
-def converse(runner: asyncio.Runner, client: LockstepClient, system: str | None, **fields: Any) -> None:
-    """Read lines from the terminal and answer each, with all that was said before, until the input ends."""
-    messages = [{"role": "system", "content": system}] if system is not None else []
+def converse(runner: asyncio.Runner, client: LockstepClient, system: str | None, **fields: Any) -> bool:
+    """Read lines and answer each, with all that was said before, until the input ends: whether every one was."""
+    beginning = [{"role": "system", "content": system}] if system is not None else []
+    turns: list[dict[str, str]] = []
+    is_all_answered = True
     while (line := _read_line()) is not None:
-        if not line.strip():
+        command = line.strip()
+        if not command:
             continue
-        messages.append({"role": "user", "content": line})
-        answer: list[str] = []
-
-        def write(text: str, answer: list[str] = answer) -> None:
-            answer.append(text)
-            click.echo(text.translate(_UNPRINTABLE), nl=False)
-            sys.stdout.flush()
-
-        try:
-            runner.run(stream_answer(client, messages, write, **fields))
-            click.echo()
-        except KeyboardInterrupt:
-            click.secho(" [stopped]", dim=True)
-        except ClientError as error:
-            click.echo(f"Error: {error}", err=True)
-        if answer:
-            messages.append({"role": "assistant", "content": "".join(answer)})
+        if command == "/clear":
+            turns.clear()
+        elif _COMMAND.fullmatch(command):
+            _note(COMMANDS if command == "/help" else f"no command {command}: {COMMANDS}")
         else:
-            messages.pop()
+            turns.append({"role": "user", "content": line})
+            try:
+                answer = _answer(runner, client, beginning, turns, **fields)
+            except ClientError as error:
+                click.echo(f"Error: {error}", err=True)
+                is_all_answered = False
+                answer = ""
+            if answer:
+                turns.append({"role": "assistant", "content": answer})
+            else:
+                turns.pop()
+    return is_all_answered
+
+
+def _answer(
+    runner: asyncio.Runner,
+    client: LockstepClient,
+    beginning: list[dict[str, str]],
+    turns: list[dict[str, str]],
+    **fields: Any,
+) -> str:
+    """The answer to the last of `turns`, as far as it came; the oldest are dropped as far as the context asks for it.
+
+    Raises `ClientError`.
+    """
+    pieces: list[str] = []
+
+    def write(text: str) -> None:
+        pieces.append(text)
+        click.echo(text.translate(_UNPRINTABLE), nl=False)
+        sys.stdout.flush()
+
+    is_dropping = False
+    while True:
+        try:
+            reason = runner.run(stream_answer(client, [*beginning, *turns], write, **fields))
+        except KeyboardInterrupt:
+            ending = "[stopped]"
+        except ServerError as error:
+            if error.code != CONTEXT_IS_FULL or len(turns) == 1:
+                raise
+            if not is_dropping:
+                _note("[the context is full: the oldest turns are forgotten]")
+                is_dropping = True
+            del turns[: min(2, len(turns) - 1)]
+            continue
+        else:
+            ending = NOTES.get(reason or "", "")
+        if ending:
+            _note(f" {ending}", nl=False)
+        click.echo()
+        return "".join(pieces)
+
+
+def _note(text: str, *, nl: bool = True) -> None:
+    """Say something of our own. On stderr: stdout is for answers."""
+    click.secho(text, dim=True, err=True, nl=nl)
 
 
 def _read_line() -> str | None:
@@ -87,7 +146,15 @@ def command(url: str, api_key: str | None, model: str | None, system: str | None
     with asyncio.Runner() as runner:
         runner.run(client.__aenter__())
         try:
-            served = runner.run(client.default_model())
-            converse(runner, client, system, model=model or served, **given)
+            served = runner.run(client.models())
+            name = model or runner.run(client.default_model())
+            if name not in served:  # which a server may accept all the same
+                _note(f"{name} is not among the models of {client.base_url}: {', '.join(served)}")
+            is_terminal = sys.stdin.isatty()
+            if is_terminal:
+                _note(f"{name} at {client.base_url}. {COMMANDS}")
+            is_all_answered = converse(runner, client, system, model=name, **given)
         finally:
             runner.run(client.__aexit__(None, None, None))
+    if not is_all_answered and not is_terminal:
+        raise SystemExit(1)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,11 @@ class CannedServer:
     truncate: bool = False
     stream_error: bool = False
     refuse_from: int | None = None
+    most_messages: int | None = None
+    finish_reason: str = "stop"
 
     url: str = ""
+    close: Callable[[], Awaitable[None]] | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     num_running: int = 0
@@ -49,6 +52,9 @@ class CannedServer:
         if self.refuse_from is not None and len(self.bodies) > self.refuse_from:
             error = {"message": "n must be >= 1, got 0", "type": "invalid_request_error", "param": "n", "code": "bad"}
             return web.json_response({"error": error}, status=400)
+        if self.most_messages is not None and len(body["messages"]) > self.most_messages:
+            error = {"message": "the prompt is too long", "code": "context_length_exceeded"}
+            return web.json_response({"error": error}, status=400)
         if not body.get("stream"):
             return web.json_response({"choices": [{"text": "".join(self.pieces)}]})
         self.num_running += 1
@@ -71,6 +77,8 @@ class CannedServer:
         if self.stream_error:
             await self.send(response, {"error": {"message": "it broke", "code": 500}})
         elif not self.truncate:
+            if chat:
+                await self.send(response, {"choices": [{"index": 0, "delta": {}, "finish_reason": self.finish_reason}]})
             usage = {"prompt_tokens": 5, "completion_tokens": len(self.pieces)}
             await self.send(response, {"choices": [], "usage": usage})
             await response.write(b"data: [DONE]\n\n")
@@ -86,4 +94,5 @@ async def canned() -> AsyncIterator[CannedServer]:
     server = CannedServer()
     async with TestServer(server.app()) as running:
         server.url = str(running.make_url("")).rstrip("/")
+        server.close = running.close
         yield server

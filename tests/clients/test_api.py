@@ -11,7 +11,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 def text_of(chunks: list[dict]) -> str:
-    return "".join(choice["delta"]["content"] for chunk in chunks for choice in chunk["choices"])
+    return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
 
 
 async def test_a_plain_answer_is_the_servers_json(canned):
@@ -109,6 +109,25 @@ async def test_cancelling_the_reader_hangs_up(canned):
         with pytest.raises(asyncio.CancelledError):
             await task
         await canned.ended.wait()
+
+
+async def test_a_connection_the_server_has_closed_meanwhile_costs_no_answer():
+    num_connections = 0
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n{"data":[{"id":"m"}]}')
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer_once, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with LockstepClient(f"http://127.0.0.1:{port}") as client:
+            assert await client.models() == await client.models() == ["m"]
+    assert num_connections == 2
 
 
 async def test_nobody_at_the_address_says_how_to_start_a_server():

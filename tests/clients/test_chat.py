@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from clients.api import LockstepClient
-from clients.chat import stream_answer
+from clients.chat import COMMANDS, NOTES, stream_answer
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -57,7 +57,7 @@ async def start_chat(canned):
 async def test_an_answer_is_written_piece_by_piece(canned):
     pieces = []
     async with LockstepClient(canned.url) as client:
-        await stream_answer(client, HI, pieces.append)
+        assert await stream_answer(client, HI, pieces.append) == "stop"
     assert pieces == ["Hel", "lo", "!"]
 
 
@@ -83,9 +83,9 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(canned, start_chat):
     chat.process.send_signal(signal.SIGINT)
     await canned.ended.wait()
     canned.hold = False
-    await chat.read(" [stopped]\n")
+    await chat.read("\n")
     chat.say("Again")
-    assert await chat.end() == (0, "Hello!\n", "")
+    assert await chat.end() == (0, "Hello!\n", " [stopped]")
     assert canned.bodies[1]["messages"][1] == {"role": "assistant", "content": "Hel"}
 
 
@@ -95,9 +95,57 @@ async def test_a_refused_turn_is_reported_and_forgotten(canned, start_chat):
     chat.say("Hi")
     chat.say("Hi")
     code, stdout, stderr = await chat.end()
-    assert (code, stdout) == (0, "")
+    assert (code, stdout) == (1, "")
     assert stderr == "Error: n must be >= 1, got 0\n" * 2
     assert [body["messages"] for body in canned.bodies] == [HI, HI]
+
+
+async def test_a_full_context_costs_the_oldest_turns_and_not_the_conversation(canned, start_chat):
+    canned.most_messages = 4
+    chat = await start_chat("--system", "Be brief.")
+    for line in ("One", "Two", "Three"):
+        chat.say(line)
+    code, stdout, stderr = await chat.end()
+    assert (code, stdout) == (0, "Hello!\n" * 3)
+    assert stderr == "[the context is full: the oldest turns are forgotten]\n"
+    assert [message["content"] for message in canned.bodies[-1]["messages"]] == ["Be brief.", "Two", "Hello!", "Three"]
+
+
+async def test_a_line_too_long_for_the_context_alone_is_refused(canned, start_chat):
+    canned.most_messages = 0
+    chat = await start_chat()
+    chat.say("One")
+    assert await chat.end() == (1, "", "Error: the prompt is too long\n")
+
+
+async def test_clear_forgets_all_but_the_system_message(canned, start_chat):
+    chat = await start_chat("--system", "Be brief.")
+    for line in ("One", "/clear", "Two"):
+        chat.say(line)
+    assert await chat.end() == (0, "Hello!\nHello!\n", "")
+    assert [message["content"] for message in canned.bodies[-1]["messages"]] == ["Be brief.", "Two"]
+
+
+async def test_commands_are_told_of_and_not_sent(canned, start_chat):
+    chat = await start_chat()
+    chat.say("/help")
+    chat.say("/claer")
+    code, stdout, stderr = await chat.end()
+    assert (code, stdout, canned.bodies) == (0, "", [])
+    assert stderr == f"{COMMANDS}\nno command /claer: {COMMANDS}\n"
+
+
+@pytest.mark.parametrize("finish_reason", NOTES)
+async def test_an_answer_that_did_not_end_of_itself_is_marked(canned, start_chat, finish_reason):
+    canned.finish_reason = finish_reason
+    chat = await start_chat()
+    chat.say("Hi")
+    assert await chat.end() == (0, "Hello!\n", f" {NOTES[finish_reason]}")
+
+
+async def test_a_model_that_is_not_served_is_noticed_before_the_first_line(canned, start_chat):
+    chat = await start_chat("--model", "gpt-4")
+    assert await chat.end() == (0, "", f"gpt-4 is not among the models of {canned.url}: canned, other\n")
 
 
 async def test_a_model_cannot_drive_the_terminal(canned, start_chat):
@@ -114,6 +162,15 @@ async def test_without_a_server_it_says_how_to_start_one(start_chat):
     assert stderr == "Error: no server at http://127.0.0.1:9 (start one with `lockstep serve`)\n"
 
 
+async def test_a_server_that_stops_between_two_lines_is_missed_as_one_that_never_was(canned, start_chat):
+    chat = await start_chat()
+    chat.say("Hi")
+    await chat.read("Hello!\n")
+    await canned.close()
+    chat.say("Are you there?")
+    assert await chat.end() == (1, "", f"Error: no server at {canned.url} (start one with `lockstep serve`)\n")
+
+
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
 async def test_on_a_terminal_there_is_a_prompt_and_ctrl_d_ends(canned):
     ours, theirs = os.openpty()
@@ -126,6 +183,7 @@ async def test_on_a_terminal_there_is_a_prompt_and_ctrl_d_ends(canned):
         while text not in seen:
             seen += await asyncio.to_thread(os.read, ours, 1000)
 
+    await read_until(b"/help")
     await read_until(b"> ")
     os.write(ours, b"Hi\n")
     await read_until(b"Hello!")
