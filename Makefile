@@ -3,13 +3,35 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint venv
+.PHONY: serve test test-clients lint venv
 
 serve: venv
 	$(BIN)/lockstep serve
 
 test: venv
 	$(BIN)/python -m pytest
+
+# Other people's clients against a real server. Each has an environment of its own, made from tests/real_clients; those
+# that are libraries bring their own pytest, those that are commands are run by ours.
+CLIENTS := $(VENV)-clients
+CLIENT_TESTS := tests/real_clients
+LIBRARIES := $(addprefix $(CLIENT_TESTS)/test_,openai.py langchain_openai.py litellm.py llm.py pydantic_ai.py)
+COMMANDS := $(addprefix $(CLIENT_TESTS)/test_,node.py vllm_router.py aiperf.py)
+run_clients = SERVER_PYTHON=$(abspath $(BIN))/python CLIENTS=$(abspath $(CLIENTS)) $(1) -m pytest -c $(CLIENT_TESTS)/pytest.ini
+
+test-clients: venv $(addprefix $(CLIENTS)/,$(addsuffix /.installed,libraries instructor vllm-router aiperf)) $(CLIENT_TESTS)/node/.installed
+	$(call run_clients,$(CLIENTS)/libraries/bin/python) $(LIBRARIES)
+	$(call run_clients,$(CLIENTS)/instructor/bin/python) $(CLIENT_TESTS)/test_instructor.py
+	$(call run_clients,$(BIN)/python) $(COMMANDS)
+
+$(CLIENTS)/%/.installed: $(CLIENT_TESTS)/requirements/%.txt | venv
+	$(PYTHON) -m venv --clear --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --no-compile --requirement $<
+	touch $@
+
+$(CLIENT_TESTS)/node/.installed: $(CLIENT_TESTS)/node/package.json $(CLIENT_TESTS)/node/package-lock.json
+	cd $(@D) && npm ci --no-audit --no-fund
+	touch $@
 
 lint: venv
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import struct
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 HANG_GUARD_S = 120.0
+PYTHON = os.environ.get("SERVER_PYTHON", sys.executable)
+"""Runs the server: the tests of other people's clients run in environments that have no server."""
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -208,7 +211,7 @@ def wait_for(condition: Any, what: str) -> None:
 @contextlib.contextmanager
 def live_server(model: str | Path, *options: str, env: Mapping[str, str] | None = None) -> Iterator[LiveServer]:
     """Start `lockstep serve MODEL *options` on a free port, yield it when it is ready, stop it by SIGTERM."""
-    command = [sys.executable, "-m", "clients.cli", "serve", str(model), "--port", "0", *options]
+    command = [PYTHON, "-m", "clients.cli", "serve", str(model), "--port", "0", *options]
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
         watchdog = threading.Timer(HANG_GUARD_S, process.kill)
