@@ -150,7 +150,9 @@ class Service:
             return self.model.names[0]
         if asked in self.model.names or self.model.accepts_any_name:
             return asked
-        raise ApiError(404, f"the model {asked!r} does not exist", param="model", code="model_not_found")
+        names = ", ".join(map(repr, self.model.names))
+        message = f"the model {asked!r} does not exist, this server has {names}"
+        raise ApiError(404, message, param="model", code="model_not_found")
 
     def model_card(self, name: str) -> ModelCard:
         """What /v1/models says of the model under `name`."""

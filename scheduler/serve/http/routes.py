@@ -16,6 +16,7 @@ from scheduler.serve.http.completions import completion_form
 from scheduler.serve.http.docs import page
 from scheduler.serve.http.docs.openapi import openapi_document
 from scheduler.serve.http.llama import completion, props
+from scheduler.serve.http.nearest import nearest
 from scheduler.serve.http.protocol import error_response
 from scheduler.serve.http.requests import delete_request, request_state
 from scheduler.serve.http.route import Route
@@ -226,9 +227,15 @@ def _of_aiohttp(request: web.Request, error: web.HTTPException) -> ApiError:
             message = f"{request.method} is not allowed here, only {allow}"
             return ApiError(405, message, code="method_not_allowed", headers={"Allow": allow})
         case web.HTTPNotFound():
-            return ApiError(404, f"there is nothing at {request.path}", code="not_found")
+            return ApiError(404, f"there is nothing at {request.path}{_hint(request)}", code="not_found")
         case _:
             return ApiError(error.status, error.reason.lower())
+
+
+def _hint(request: web.Request) -> str:
+    known = (resource.canonical for resource in request.app.router.resources())
+    meant = nearest(request.path, (path for path in known if "{" not in path))
+    return ", see /docs for what there is" if meant is None else f", did you mean {meant}?"
 
 
 async def _expect(request: web.Request) -> web.StreamResponse | None:

@@ -32,7 +32,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[object, ...]] = {
     "tools": ([],),
     "web_search_options": (),
 }
-"""Fields nothing is done about, each with the values (besides null) that change nothing."""
+"""Fields that are refused but for these values (besides null), which change nothing."""
 
 
 class ChatFields(msgspec.Struct, kw_only=True):

@@ -55,7 +55,8 @@ def _misfit(complaint: str) -> ApiError:
         field = re.search(r"(?:missing required|unknown) field `(\w+)`", complaint)
         return invalid(field[1] if field else None, f"the body does not fit: {complaint.replace(' - at `$`', '')}")
     path = place["path"].replace("[...]", "")
-    what = complaint[: place.start()]
+    # Null is as good as no field at all, so it is no news that it may be null; and what is required may not.
+    what = complaint[: place.start()].replace(" | null", "")
     return invalid(re.split(r"[.\[]", path)[0], f"{path}: {what[0].lower()}{what[1:]}")
 
 

@@ -1,9 +1,10 @@
-"""Fields other servers know and nothing is done about here.
+"""Fields other servers know and this one does not act upon.
 
 Some change nothing wherever they are known: they are taken. The others would change the answer: declared all the same,
 so that a value that asks for something is refused by name and one that asks for nothing is taken.
 """
 
+import json
 from typing import Any
 
 import msgspec
@@ -57,7 +58,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[object, ...]] = {
 
 
 class InertFields(GenerationFields, kw_only=True):
-    """Fields of a call nothing is done about: `TAKEN`, and those of which only `ASKS_FOR_NOTHING` is taken."""
+    """Fields of a call that have no effect: `TAKEN`, and those refused unless the value is in `ASKS_FOR_NOTHING`."""
 
     cache_prompt: object = None
     cache_salt: object = None
@@ -108,7 +109,9 @@ def refuse_unsupported(fields: msgspec.Struct, asks_for_nothing: dict[str, tuple
     for name, harmless in asks_for_nothing.items():
         value = getattr(fields, name)
         if value is not None and not any(_is_same(value, other) for other in harmless):
-            raise invalid(name, f"{name} is not supported with this value", code="unsupported_parameter")
+            taken = " or ".join(json.dumps(other) for other in harmless if other)
+            message = f"the parameter {name} is not supported yet" + (f", only {taken} is taken" if taken else "")
+            raise invalid(name, message, code="unsupported_parameter")
 
 
 def _is_same(value: object, other: object) -> bool:

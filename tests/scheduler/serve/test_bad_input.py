@@ -297,7 +297,23 @@ async def test_an_unknown_model_is_not_found(server):
         await server.complete(model="nope", stream=True),
         await server.post("/tokenize", {"model": "nope", "prompt": "x"}),
     ):
-        assert reply.refused(404, param="model")["code"] == "model_not_found"
+        error = reply.refused(404, param="model")
+        assert error["code"] == "model_not_found"
+        assert error["message"].endswith("does not exist, this server has 'fake'")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"tools": [{}]}, "the parameter tools is not supported yet"),
+        ({"response_format": {"type": "json_object"}}, 'not supported yet, only {"type": "text"} is taken'),
+        ({"tool_choice": "required"}, 'not supported yet, only "none" or "auto" is taken'),
+    ],
+)
+async def test_what_is_not_supported_says_what_is(server, field, message):
+    error = (await server.chat(**field)).refused(400, next(iter(field)))
+    assert error["code"] == "unsupported_parameter"
+    assert error["message"].endswith(message)
 
 
 async def test_a_number_of_many_digits_costs_nothing(server):

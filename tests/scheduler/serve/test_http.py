@@ -52,6 +52,9 @@ async def test_a_star_accepts_any_model_name(serve):
 async def test_43_what_is_not_there_or_not_allowed_says_so_in_the_envelope(server):
     (await server.get("/v1/nope")).refused(404)
     (await server.post("/", {})).refused(404)
+    meant = (await server.post("/chat/completions/", {})).refused(404)["message"]
+    assert meant.endswith("/chat/completions/, did you mean /v1/chat/completions?")
+    assert "/docs" in (await server.get("/")).refused(404)["message"]
     for method, path, allowed in (
         ("DELETE", "/v1/models", "GET"),
         ("GET", CHAT, "POST"),

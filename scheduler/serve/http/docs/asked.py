@@ -28,7 +28,7 @@ from scheduler.serve.wire.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MA
 Schema = dict[str, Any]
 
 INERT = "Of no effect"
-UNSUPPORTED = "Not supported"
+UNSUPPORTED = "Not supported: refused unless it asks for nothing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What fields would ask for of which only values that ask for nothing are taken."""
+"""What the fields ask for that are refused with 400, unless their value asks for nothing."""
 
 WHAT_IS_NOT_SUPPORTED = {
     "adaptive_target": "Adaptive sampling.",

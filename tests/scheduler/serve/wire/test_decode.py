@@ -104,7 +104,8 @@ def test_what_goes_out_is_one_line_for_everyone_and_says_the_same(value):
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
-        ('{"n": 1.5}', "n", "n: expected `int | null`, got `float`"),
+        ('{"n": 1.5}', "n", "n: expected `int`, got `float`"),
+        ('{"messages": "Hi"}', "messages", "messages: expected `array`, got `str`"),
         ('{"stop": [7]}', "stop", "stop[0]: expected `str`, got `int`"),
         ('{"temperature": NaN}', "temperature", "temperature must be a finite number"),
         ('{"messages": [{"a": Infinity}]}', "messages", "messages[0].a must be a finite number"),
