@@ -100,7 +100,8 @@ async def run(
             trace = await measure(client, prompt[::-1], model=name, output_len=workload.output_len)
             if trace.error is not None:
                 raise ClientError(f"warm-up failed: {trace.error}")
-        with progress(f"{workload.num_prompts} requests, {num_clients} at a time", workload.num_prompts) as advance:
+        at_once = min(num_clients, workload.num_prompts)
+        with progress(f"{workload.num_prompts} requests, {at_once} at a time", workload.num_prompts) as advance:
             health_s: list[float] = []
             async with asyncio.TaskGroup() as group:
                 polling = group.create_task(poll_health(client, health_s)) if polls_health else None

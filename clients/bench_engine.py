@@ -122,7 +122,12 @@ def _counts(
 
 @click.command("engine")
 @click.argument("model", default=DEFAULT_MODEL, envvar="LOCKSTEP_MODEL")
-@click.option("--kernels", default="auto", show_default=True, help="Kernel set: auto, reference or compiled.")
+@click.option(
+    "--kernels",
+    default="auto",
+    show_default=True,
+    help="Kernel set: auto, compiled, its slow definition reference-int8, or reference.",
+)
 @click.option(
     "--weights",
     default="auto",

@@ -3,6 +3,7 @@
 import errno
 import importlib
 import importlib.metadata
+import signal
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -51,7 +52,10 @@ class LazyGroup(click.Group):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand. Raises `click.ClickException` for whatever was refused on purpose or by the system."""
+        """Run the subcommand. Raises `click.ClickException` for whatever was refused on purpose or by the system.
+
+        Ctrl-C ends the program as it does others: with 128 + SIGINT.
+        """
         try:
             return super().invoke(ctx)
         except (ClientError, LockstepError) as error:
@@ -60,6 +64,9 @@ class LazyGroup(click.Group):
             if error.errno == errno.EPIPE:
                 raise
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted", err=True)
+            raise SystemExit(128 + signal.SIGINT) from None
 
 
 @click.group(
@@ -73,6 +80,7 @@ class LazyGroup(click.Group):
     },
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+@click.version_option(package_name="lockstep-llm", message="%(version)s")
 def cli() -> None:
     """Lockstep: an LLM inference server whose every answer is bit for bit the one it would have been alone."""
 

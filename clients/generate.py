@@ -25,7 +25,12 @@ from clients.pull import DEFAULT_MODEL, resolve
     help="Sample from the likeliest tokens that together have this probability.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same answer.")
-@click.option("--kernels", default="auto", show_default=True, help="Kernel set: auto, reference or compiled.")
+@click.option(
+    "--kernels",
+    default="auto",
+    show_default=True,
+    help="Kernel set: auto, compiled, its slow definition reference-int8, or reference.",
+)
 @click.option(
     "--weights",
     default="auto",
@@ -76,6 +81,9 @@ def command(
     click.echo()
     timings, stats = generation.timings, generation.stats
     assert timings is not None
+    if max_tokens == 0:
+        click.echo(f"{stats.num_prompt_tokens} prompt tokens, not computed: no token was asked for", err=True)
+        return
     click.echo(
         f"{stats.num_prompt_tokens} prompt tokens in {timings.prefill_s:.2f} s, "
         f"{stats.num_completion_tokens} tokens in {timings.decode_s:.2f} s more, ended by {generation.finish_reason}",

@@ -76,10 +76,12 @@ def cache_folder() -> Path:
 def resolve(model: str) -> Path:
     """The path of `model`: itself if it is a file's path, else a known name, pulled first if need be.
 
-    Raises `PullError`, listing the known names if it is neither.
+    Raises `PullError`: for a directory, or listing the known names if it is neither.
     """
     if Path(model).is_file():
         return Path(model)
+    if Path(model).is_dir() and model not in KNOWN_MODELS:
+        raise PullError(f"{model} is a directory, not a .gguf file")
     if model in KNOWN_MODELS:
         return pull(KNOWN_MODELS[model], cache_folder())
     known = ", ".join(sorted(KNOWN_MODELS))

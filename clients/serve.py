@@ -1,8 +1,9 @@
 """`lockstep serve`: its options are the fields of `ServeSettings`, so that the two cannot drift apart."""
 
 import difflib
+import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from scheduler.serve.settings import ServeSettings
 
 FIELDS = {field.name: field for field in msgspec.structs.fields(ServeSettings)}
 ENV_PREFIX = "LOCKSTEP_"
+VARIABLES = frozenset({"CACHE", "CONFIG", "URL", *(name.upper() for name in FIELDS)})
+"""Every variable that means something to one of the commands, without the prefix."""
 
 
 class ConfigFileError(ClientError):
@@ -30,6 +33,9 @@ def read_config(path: Path) -> dict[str, Any]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigFileError(f"{path}: {error}") from error
+    for key, value in document.items():
+        if isinstance(value, dict):
+            raise ConfigFileError(f"{path}: [{key}]: there are no tables, options stand at the top")
     return {_field_of(key, path): _value_of(key, value, path) for key, value in document.items()}
 
 
@@ -49,7 +55,25 @@ def _value_of(key: str, value: Any, path: Path) -> Any:
     try:
         return msgspec.convert(value, kind, dec_hook=lambda wanted, given: wanted(given))
     except msgspec.ValidationError as error:
-        raise ConfigFileError(f"{path}: {key}: {error}") from error
+        raise ConfigFileError(f"{path}: {key}: {error}{_accepted(kind)}") from error
+
+
+def _accepted(kind: Any) -> str:
+    """How a value of `kind` is written, where msgspec's message does not say."""
+    match msgspec.inspect.type_info(kind):
+        case msgspec.inspect.Metadata(type=msgspec.inspect.VarTupleType()):
+            return ', such as ["abc"]'
+        case msgspec.inspect.Metadata(type=msgspec.inspect.LiteralType(values=values)):
+            return f" (one of {', '.join(map(str, values))})"
+    return ""
+
+
+def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
+    """A warning for each variable of `env` that looks like one of ours and is none."""
+    given = {name.removeprefix(ENV_PREFIX) for name in env if name.startswith(ENV_PREFIX)}
+    for name in sorted(given - VARIABLES):
+        near = difflib.get_close_matches(name, VARIABLES, n=1)
+        yield f"{ENV_PREFIX}{name} is no option" + (f", did you mean {ENV_PREFIX}{near[0]}?" if near else "")
 
 
 def _use_config(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
@@ -124,6 +148,8 @@ def command(model: str, **options: Any) -> None:
     Without MODEL the default one is fetched into the cache folder first. Each option is also read from the environment
     (LOCKSTEP_PORT, ...) and from a TOML file; a flag beats the environment, which beats the file.
     """
+    for warning in unknown_variables(os.environ):
+        click.echo(f"Warning: {warning}", err=True)
     settings = ServeSettings(model=Path(model), **options)
     if not settings.served_model_name and model in KNOWN_MODELS:
         settings = msgspec.structs.replace(settings, served_model_name=(model,))

@@ -130,7 +130,12 @@ def by_threads(model: Model) -> dict[int, Model]:
 
 @click.command("verify")
 @click.argument("model", default=DEFAULT_MODEL, envvar="LOCKSTEP_MODEL")
-@click.option("--kernels", default="auto", show_default=True, help="Kernel set: auto, reference or compiled.")
+@click.option(
+    "--kernels",
+    default="auto",
+    show_default=True,
+    help="Kernel set: auto, compiled, its slow definition reference-int8, or reference.",
+)
 @click.option(
     "--weights",
     default="auto",

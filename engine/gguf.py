@@ -139,6 +139,8 @@ class GGUFFile:
 def _map(path: Path) -> mmap.mmap:
     """The whole file, mapped for reading."""
     try:
+        if path.is_dir():
+            raise ModelFileError(path, "is a directory, not a .gguf file")
         # Looked at before it is opened: opening a named pipe would wait for somebody to write into it.
         if not stat.S_ISREG(path.stat().st_mode):
             raise ModelFileError(path, "is not a regular file")
@@ -146,6 +148,9 @@ def _map(path: Path) -> mmap.mmap:
             if file.seek(0, 2) == 0:
                 raise ModelFileError(path, "is empty")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError as error:
+        why = "there is no such file (`lockstep pull NAME` fetches a known model and prints its path)"
+        raise ModelFileError(path, why) from error
     except OSError as error:
         raise ModelFileError(path, f"cannot be opened: {error.strerror or error}") from error
     except ValueError as error:  # a null byte in the path

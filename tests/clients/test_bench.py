@@ -62,6 +62,11 @@ async def test_a_warm_up_that_fails_ends_the_benchmark_at_once(canned):
     assert len(canned.bodies) == 1
 
 
+async def test_no_more_are_said_to_be_at_once_than_there_are(canned, capsys):
+    await run(canned.url, None, "canned", LOAD, num_clients=100, num_warmups=0)
+    assert "12 requests, 12 at a time" in capsys.readouterr().err
+
+
 async def test_health_is_asked_while_the_load_runs_and_shown_beside_it(canned, capsys):
     result = await run(canned.url, None, "canned", LOAD, num_clients=1, num_warmups=0, polls_health=True)
     assert result["p99_health_ms"] >= result["median_health_ms"] > 0

@@ -82,5 +82,15 @@ def test_a_fault_of_ours_is_not_hidden():
     assert isinstance(result.exception, AssertionError)
 
 
-def test_version_is_the_packages():
-    assert CliRunner().invoke(cli, ["version"]).output.strip() == importlib.metadata.version("lockstep-llm")
+def test_ctrl_c_is_one_word_and_the_shells_exit_code():
+    @click.command()
+    def waits() -> None:
+        raise KeyboardInterrupt
+
+    result = CliRunner().invoke(LazyGroup(lazy={}, commands={"waits": waits}), ["waits"])
+    assert (result.exit_code, result.output) == (130, "Interrupted\n")
+
+
+@pytest.mark.parametrize("how", ["version", "--version"])
+def test_version_is_the_packages(how):
+    assert CliRunner().invoke(cli, [how]).output.strip() == importlib.metadata.version("lockstep-llm")

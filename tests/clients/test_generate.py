@@ -32,6 +32,12 @@ def test_a_prompt_is_answered_as_a_chat_message(model_file):
     assert f"{len(prompt_ids)} prompt tokens in" in result.stderr
 
 
+def test_no_token_asked_for_claims_no_work(model_file):
+    result = run("Hi", "--raw", "--model", model_file, "--max-tokens", "0")
+    assert result.stdout == "\n"
+    assert result.stderr.endswith("prompt tokens, not computed: no token was asked for\n")
+
+
 def test_a_raw_prompt_is_gone_on_from(model_file):
     prompt_ids = Model.load(model_file).tokenizer.encode("Hi")
     arguments = ("--raw", "--model", model_file, "--max-tokens", "12", "--temperature", "1", "--seed", "7")

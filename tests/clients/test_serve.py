@@ -148,11 +148,11 @@ def test_the_model_can_come_from_the_file_or_the_environment(command, model, con
     [
         ("prot = 1", "unknown key 'prot', did you mean 'port'?"),
         ("zzz = 1", "unknown key 'zzz' (known: model, served-model-name, "),
-        ("[serve]\nport = 1", "unknown key 'serve'"),
+        ("[serve]\nport = 1", "[serve]: there are no tables, options stand at the top"),
         ("port = 'eight'", "port: Expected `int`, got `str`"),
         ("port = true", "port: Expected `int`, got `bool`"),
-        ("kernels = 'fast'", "kernels: Invalid enum value 'fast'"),
-        ("api-key = 'k'", "api-key: Expected `array`, got `str`"),
+        ("kernels = 'fast'", "kernels: Invalid enum value 'fast' (one of auto, compiled, reference)"),
+        ("api-key = 'k'", 'api-key: Expected `array`, got `str`, such as ["abc"]'),
         ("unix-socket = 3", "unix-socket: "),
         ("port = ", "Invalid value"),
     ],
@@ -174,6 +174,18 @@ def test_a_value_out_of_range_is_one_line_before_any_download(command):
 
 def test_an_unknown_model_lists_the_known_ones(command):
     assert "nope: no such file, and not a known model (known: smollm2-135m)" in command.refusal("nope")
+
+
+def test_a_directory_is_refused_as_one(command, tmp_path):
+    assert command.refusal(str(tmp_path)) == f"Error: {tmp_path} is a directory, not a .gguf file"
+
+
+def test_a_misspelt_variable_is_warned_of(command, model):
+    result = command.invoke(model, PROT="1", SLOTS="3", CACHE="/x", URL="x", ZZZZZZ="1")
+    assert result.stderr.splitlines() == [
+        "Warning: LOCKSTEP_PROT is no option, did you mean LOCKSTEP_PORT?",
+        "Warning: LOCKSTEP_ZZZZZZ is no option",
+    ]
 
 
 def test_without_a_model_the_default_one_is_pulled_and_served_under_its_name(command, model, monkeypatch):

@@ -263,8 +263,8 @@ def test_a_path_that_is_no_readable_file_is_refused(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "file").touch()
 
-    assert "No such file" in refusal(tmp_path / "absent.gguf").reason
-    assert "not a regular file" in refusal(tmp_path).reason
+    assert refusal(tmp_path).reason == "is a directory, not a .gguf file"
+    assert "no such file (`lockstep pull NAME`" in refusal(tmp_path / "absent.gguf").reason
     assert "not a regular file" in refusal(tmp_path / "pipe").reason
     assert "not a regular file" in refusal(Path("/dev/zero")).reason
     assert "cannot be opened" in refusal(tmp_path / "loop").reason
