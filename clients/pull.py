@@ -19,10 +19,10 @@ from typing import BinaryIO
 
 import click
 import msgspec
-import platformdirs
 
 from clients.errors import ClientError
 from clients.progress import Advance, progress
+from engine.cache_folder import cache_folder
 
 DEFAULT_MODEL = "smollm2-135m"
 PIECE = 1 << 20
@@ -65,12 +65,6 @@ KNOWN_MODELS = {
         ),
     )
 }
-
-
-def cache_folder() -> Path:
-    """Where model files are kept: LOCKSTEP_CACHE, else the user's cache folder (XDG_CACHE_HOME is honoured)."""
-    chosen = os.environ.get("LOCKSTEP_CACHE")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("lockstep"))
 
 
 def resolve(model: str) -> Path:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from clients import pull as pull_module
-from clients.pull import DownloadError, KnownModel, PullError, cache_folder, find_pip, pull, resolve
+from clients.pull import DownloadError, KnownModel, PullError, find_pip, pull, resolve
 
 CONTENT = bytes(range(256)) * 5000
 
@@ -201,14 +201,6 @@ def test_a_path_resolves_to_itself(tmp_path):
 def test_what_is_neither_a_file_nor_known_lists_what_is():
     with pytest.raises(PullError, match=r"smollm3: no such file, and not a known model \(known: smollm2-135m\)"):
         resolve("smollm3")
-
-
-def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.delenv("LOCKSTEP_CACHE", raising=False)
-    assert cache_folder().is_relative_to(tmp_path) == (sys.platform == "linux")
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "mine"))
-    assert cache_folder() == tmp_path / "mine"
 
 
 def test_a_killed_process_does_not_keep_the_lock(model, folder, pip):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.pull import DownloadError, cache_folder, find_pip
+from clients.pull import DownloadError, find_pip
+from engine.cache_folder import cache_folder
 from engine.gguf import GGUFFile
 from engine.tokenizer import Tokenizer
 

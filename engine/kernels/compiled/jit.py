@@ -6,16 +6,22 @@ may share the folder.
 """
 
 import hashlib
+import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import llvmlite
-import platformdirs
 from llvmlite import binding as llvm
 from llvmlite import ir
 
+from engine.cache_folder import cache_folder
 from engine.kernels.compiled.isa import CPUPath
+
+KEPT_FOLDERS = 8
+"""So many versions' code stays on disk, the newest."""
+_FOLDER_NAME = re.compile(r".+-[0-9a-f]{16}")
 
 
 class Library:
@@ -27,7 +33,7 @@ class Library:
     def __init__(self, path: CPUPath, folder: Path | None = None) -> None:
         self.path = path
         self.num_compiled = 0
-        self._folder = (folder or Path(platformdirs.user_cache_dir("lockstep")) / "kernels") / _fingerprint(path)
+        self._folder = (folder or cache_folder() / "kernels") / _fingerprint(path)
         self._machine = path.target_machine()
         empty = llvm.parse_assembly("")
         empty.triple = path.triple
@@ -59,7 +65,9 @@ class Library:
         code = bytes(self._machine.emit_object(self._optimized(module, build)))
         self.num_compiled += 1
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not self._folder.exists():
+                self._folder.mkdir(parents=True, exist_ok=True)
+                _remove_stale(self._folder.parent)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as aside:
                 aside.write(code)
             Path(aside.name).replace(self._folder / f"{module}.o")
@@ -80,6 +88,20 @@ class Library:
         passes = llvm.create_pass_builder(self._machine, options)
         passes.getModulePassManager().run(parsed, passes)
         return parsed
+
+
+def _remove_stale(parent: Path) -> None:
+    """Remove the oldest folders. A process that still uses one has its code in memory, or compiles it again."""
+    folders = [path for path in parent.iterdir() if _FOLDER_NAME.fullmatch(path.name)]
+    for path in sorted(folders, key=_modified, reverse=True)[KEPT_FOLDERS:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another process has removed it
+        return 0
 
 
 def _fingerprint(path: CPUPath) -> str:

@@ -1,8 +1,11 @@
+import os
+import shutil
+
 import numpy as np
 import pytest
 
 from engine.kernels.compiled import isa
-from engine.kernels.compiled.jit import Library
+from engine.kernels.compiled.jit import KEPT_FOLDERS, Library
 from engine.kernels.compiled.lang import I64, PTR, Function
 from tests.engine.kernels.compiled.native import call
 
@@ -44,6 +47,29 @@ def test_a_spoilt_file_is_compiled_again_and_replaced(folder, content):
     again = Library(isa.detect(), folder)
     assert [answer(again), again.num_compiled] == [42, 1]
     assert file.read_bytes() != content
+
+
+def test_a_new_version_removes_the_oldest_and_nothing_that_is_not_ours(folder):
+    (folder / "my own folder").mkdir(parents=True)
+    for i in range(KEPT_FOLDERS + 2):
+        old = folder / f"plain-{i:016x}"
+        old.mkdir()
+        (old / "m.o").touch()
+        os.utime(old, (i, i))
+    answer(Library(isa.detect(), folder))
+    kept = {path.name for path in folder.iterdir()}
+    assert {"my own folder", "plain-0000000000000003"} < kept
+    assert "plain-0000000000000002" not in kept
+    assert len(kept) == 1 + KEPT_FOLDERS
+
+
+def test_code_removed_while_it_is_in_use_is_compiled_again(folder):
+    library = Library(isa.detect(), folder)
+    answer(library)
+    shutil.rmtree(next(folder.iterdir()))
+    library.address("other", "answer", build)
+    assert [answer(library), library.num_compiled] == [42, 2]
+    assert [file.name for file in folder.glob("*/*")] == ["other.o"]
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
