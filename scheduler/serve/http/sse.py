@@ -20,6 +20,8 @@ HEADERS = {
 }
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
+SMALL_WRITE = 16 * 1024
+"""Bytes: asyncio lets a writer wait when more than four times as many are left in a connection's buffer."""
 
 
 class EventWriter:
@@ -67,7 +69,15 @@ class EventWriter:
 
     async def _write(self, data: bytes) -> None:
         self._t_written = asyncio.get_running_loop().time()
-        await deliver(self._request, self._response.write(data), self._write_timeout_s)
+        if self._will_not_wait(len(data)):  # a time limit would cost half as much again as the write itself
+            await self._response.write(data)
+        else:
+            await deliver(self._request, self._response.write(data), self._write_timeout_s)
+
+    def _will_not_wait(self, n_bytes: int) -> bool:
+        """Whether the client has taken all so far, so that a write of so many bytes is done at once."""
+        transport = self._request.transport
+        return transport is not None and transport.get_write_buffer_size() == 0 and n_bytes < SMALL_WRITE
 
     async def _ping(self) -> None:
         """Write a comment whenever nothing else has been written for `ping_s`."""
