@@ -46,10 +46,8 @@ class ContextLengthError(LockstepError, ValueError):
 
     @staticmethod
     def message(num_prompt: int | str, max_len: int) -> str:
-        """OpenAI's first words: clients such as litellm know by them what went wrong."""
-        return (
-            f"this model's maximum context length is {max_len} tokens, the prompt has {num_prompt}: it must be shorter"
-        )
+        """In the words by which LangChain and litellm know what went wrong."""
+        return f"the prompt is too long: it has {num_prompt} tokens, this model's maximum context length is {max_len}"
 
 
 class LogitsError(LockstepError, ValueError):

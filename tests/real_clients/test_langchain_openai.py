@@ -2,6 +2,7 @@
 
 import openai
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
@@ -55,6 +56,14 @@ def test_completions_go_on_from_text(settings):
 def test_a_refusal_is_openais_own_exception(settings):
     with pytest.raises(openai.BadRequestError, match="presence_penalty"):
         ChatOpenAI(**settings, presence_penalty=7).invoke("Hi")
+    with pytest.raises(openai.NotFoundError):
+        ChatOpenAI(**settings | {"model": "gpt-7"}).invoke("Hi")
+
+
+def test_too_long_a_prompt_is_told_from_other_refusals(settings):
+    with pytest.raises(ContextOverflowError) as refused:
+        ChatOpenAI(**settings).invoke("word " * 2000)
+    assert refused.value.code == "context_length_exceeded"
 
 
 @pytest.mark.usefixtures("ends_early")

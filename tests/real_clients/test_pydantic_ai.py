@@ -45,11 +45,21 @@ def test_history_and_instructions_reach_the_template(model):
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
 
 
-def test_a_refusal_is_a_model_http_error_with_the_servers_words(agent):
+@pytest.mark.parametrize(
+    ("question", "settings", "param"), [("Hi", {"temperature": -1.0}, "temperature"), ("word " * 2000, {}, "messages")]
+)
+def test_a_refusal_is_a_model_http_error_with_the_servers_words(agent, question, settings, param):
     with pytest.raises(ModelHTTPError) as refused:
-        agent.run_sync("Hi", model_settings={"temperature": -1.0})
+        agent.run_sync(question, model_settings=settings)
     assert refused.value.status_code == 400
-    assert refused.value.body["param"] == "temperature"
+    assert refused.value.body["param"] == param
+
+
+def test_an_unknown_model_is_a_404(agent, base_url):
+    provider = OpenAIProvider(base_url=base_url, api_key="unused")
+    with pytest.raises(ModelHTTPError) as refused:
+        agent.run_sync("Hi", model=OpenAIChatModel("gpt-7", provider=provider))
+    assert refused.value.status_code == 404
 
 
 @pytest.mark.usefixtures("ends_early")
