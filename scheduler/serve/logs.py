@@ -1,14 +1,52 @@
 """What is logged, and how: one event per request at its end, on stderr, never the text of a prompt or an answer."""
 
 import logging
+import re
 import sys
+import time
+from collections.abc import Callable
 from typing import TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from scheduler.events import Finished
 from scheduler.serve.settings import LogFormat
+from scheduler.serve.wire.errors import ApiError
+
+REFUSED = "refused"
+REFUSALS_PER_MINUTE = 60
+"""As many as are logged: whoever may not even call must not fill the disk."""
+OF_TAKEN_IN = frozenset({500, 504})
+"""Failures of what was taken in, which has an event of its own."""
+_FIELD_NAME = re.compile(r"[a-z_]{1,40}", re.ASCII)
+
+
+class PerMinute:
+    """Lets an event through `limit` times in a minute; the next one after that says how many were `unlogged`."""
+
+    def __init__(self, event: str, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._event = event
+        self._limit = limit
+        self._clock = clock
+        self._minute = 0
+        self._num_logged = 0
+        self._num_unlogged = 0
+
+    def __call__(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
+        """Act as a processor of structlog."""
+        if event_dict["event"] != self._event:
+            return event_dict
+        minute = int(self._clock() // 60)
+        if minute != self._minute:
+            self._minute, self._num_logged = minute, 0
+        if self._num_logged == self._limit:
+            self._num_unlogged += 1
+            raise structlog.DropEvent
+        self._num_logged += 1
+        if self._num_unlogged:
+            event_dict["unlogged"], self._num_unlogged = self._num_unlogged, 0
+        return event_dict
 
 
 def configure(log_format: LogFormat, stream: TextIO | None = None) -> None:
@@ -21,6 +59,7 @@ def configure(log_format: LogFormat, stream: TextIO | None = None) -> None:
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
+            PerMinute(REFUSED, REFUSALS_PER_MINUTE),
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
@@ -71,3 +110,13 @@ def log_finished(finished: Finished) -> None:
         ttft_s=None if timings.ttft_s is None else round(timings.ttft_s, 6),
         **failed,
     )
+
+
+def log_refused(error: ApiError, path: str | None) -> None:
+    """Log what was not taken in: where it was sent to, and of its fault only what is no client's own words."""
+    if error.status in OF_TAKEN_IN:
+        return
+    body = error.envelope.error
+    log: structlog.stdlib.BoundLogger = structlog.get_logger("lockstep.request")
+    is_field = body.param is not None and _FIELD_NAME.fullmatch(body.param)
+    log.info(REFUSED, status=error.status, code=body.code, path=path, param=body.param if is_field else None)

@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
+from scheduler.serve.logs import log_refused
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.encode import encode_json
 from scheduler.serve.wire.errors import ApiError, internal_error, invalid, unavailable
@@ -119,6 +120,7 @@ class _Connection(RequestHandler):
         else:
             self.log_exception("request failed outside its handler", exc_info=exc)
             error = internal_error()
+        log_refused(error, None)
         response = error_response(error)
         response.headers[hdrs.SERVER] = "lockstep"
         response.force_close()
@@ -155,6 +157,7 @@ class Runner(web.AppRunner):
 
 def _refuse(transport: asyncio.WriteTransport, error: ApiError) -> None:
     """Answer `error` where there is no request to answer, and close."""
+    log_refused(error, None)
     body = encode_json(error.envelope)
     head = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "Content-Type: application/json"]
     head += [f"{name}: {value}" for name, value in error.headers.items()]

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+from urllib.parse import quote
 
 import structlog
 from aiohttp import hdrs, web
@@ -24,6 +25,7 @@ from scheduler.serve.http.security import cors_headers, guard
 from scheduler.serve.http.serving import SERVING, SETTINGS, Serving
 from scheduler.serve.http.tokens import apply_template, detokenize, render, tokenize
 from scheduler.serve.keys import ApiKeys
+from scheduler.serve.logs import log_refused
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.chat import ChatChunk, ChatCompletion, ChatRequest
 from scheduler.serve.wire.completions import Completion, CompletionRequest
@@ -48,6 +50,9 @@ from scheduler.serve.wire.tokens import (
     Tokenized,
     TokenizeRequest,
 )
+
+LONGEST_LOGGED_PATH = 128
+"""Of a path there is nothing at; it is logged percent-encoded."""
 
 
 def routing_table() -> tuple[Route, ...]:
@@ -209,14 +214,22 @@ async def _failures(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except web.HTTPException as error:
-        return error_response(_of_aiohttp(request, error))
+        return _refusal(request, _of_aiohttp(request, error))
     except LockstepError as error:
-        return error_response(as_api_error(error))
+        return _refusal(request, as_api_error(error))
     except ConnectionError:
         raise
     except Exception:  # noqa: BLE001 - logged; a client gets an envelope, never a traceback
         structlog.get_logger("lockstep.http").exception("handler failed", method=request.method, path=request.path)
         return error_response(internal_error())
+
+
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
+    """The answer `error`, which leaves a line in the log."""
+    resource = request.match_info.route.resource
+    path = quote(request.path, errors="replace")[:LONGEST_LOGGED_PATH] if resource is None else resource.canonical
+    log_refused(error, path)
+    return error_response(error)
 
 
 def _of_aiohttp(request: web.Request, error: web.HTTPException) -> ApiError:
@@ -242,10 +255,10 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
     """Let the client send its body, unless it is one that would be refused or expects what we do not know."""
     if request.headers[hdrs.EXPECT].lower() != "100-continue":
         error = ApiError(417, "of all expectations only 100-continue is known", code="expectation_failed")
-        return error_response(error)
+        return _refusal(request, error)
     max_body = request.app[SETTINGS].max_body
     if (request.content_length or 0) > max_body:
-        refusal = error_response(too_large(max_body))
+        refusal = _refusal(request, too_large(max_body))
         refusal.force_close()
         return refusal
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

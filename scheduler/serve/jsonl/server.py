@@ -17,6 +17,7 @@ from scheduler.serve.call import Call, RunningCall
 from scheduler.serve.jsonl.form import JsonlForm, jsonl_call
 from scheduler.serve.jsonl.lines import HangUpError, LineWriter, lines_of
 from scheduler.serve.keys import ApiKeys
+from scheduler.serve.logs import log_refused
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.decode import decode
@@ -25,6 +26,9 @@ from scheduler.serve.wire.socket import Auth, Cancel, ErrorEvent, Generate, Id, 
 
 FIRST_PROBE_S, LAST_PROBE_S = 0.05, 1.0
 """How often a client that has shut down its sending side is tried for still reading: often at first, then seldom."""
+
+LOGGED_PATH = "json-socket"
+"""Where a refused line was sent to, as the log has it."""
 
 _HTTP_REQUEST_LINE = re.compile(rb"[A-Z]+ \S+ HTTP/\d")
 
@@ -236,6 +240,7 @@ class _Connection:
         self._running.clear()
 
     async def _refuse(self, client_id: Id | None, error: ApiError) -> None:
+        log_refused(error, LOGGED_PATH)
         await self._writer.send(ErrorEvent(id=client_id, error=error.envelope.error))
 
     def _blamed(self, line: bytes) -> Id | None:

@@ -8,6 +8,7 @@ import structlog
 from scheduler.events import Finished, Timings, Usage
 from scheduler.request import FinishReason
 from scheduler.serve import logs
+from scheduler.serve.wire.errors import ApiError, invalid
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +97,41 @@ def test_the_console_form_is_one_readable_line_without_colours_when_not_a_termin
     (line,) = stream.getvalue().splitlines()
     assert "request_id=r1" in line
     assert "\x1b" not in line
+
+
+def test_a_refusal_is_one_event_without_its_words():
+    stream = io.StringIO()
+    logs.configure("json", stream)
+    logs.log_refused(ApiError(429, "too much", param="secret\x1b words", code="queue_full"), "/v1/completions")
+    logs.log_refused(invalid("temperature", "temperature must be finite, got secret"), None)
+    lines = _json_lines(stream)
+    assert [(line["event"], line["level"]) for line in lines] == [("refused", "info")] * 2
+    assert [(line["status"], line["code"], line["path"], line["param"]) for line in lines] == [
+        (429, "queue_full", "/v1/completions", None),
+        (400, None, None, "temperature"),
+    ]
+    assert "secret" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("status", [500, 504])
+def test_what_was_taken_in_before_it_failed_has_its_own_event(status):
+    stream = io.StringIO()
+    logs.configure("json", stream)
+    logs.log_refused(ApiError(status, "no"), "/v1/completions")
+    assert stream.getvalue() == ""
+
+
+def test_a_flood_of_one_event_is_counted_and_the_rest_is_let_through():
+    now = 0.0
+    limit = logs.PerMinute("refused", 2, clock=lambda: now)
+
+    def passed(event="refused"):
+        try:
+            return limit(None, "info", {"event": event})
+        except structlog.DropEvent:
+            return None
+
+    assert [passed(), passed(), passed(), passed()] == [{"event": "refused"}] * 2 + [None] * 2
+    assert passed("request") == {"event": "request"}
+    now = 60.0
+    assert [passed(), passed(), passed()] == [{"event": "refused", "unlogged": 2}, {"event": "refused"}, None]
