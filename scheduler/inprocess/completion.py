@@ -6,7 +6,7 @@ import msgspec
 
 from engine.batch import TokenLogprobs
 from engine.errors import GenerationError, LockstepError
-from scheduler.choice import ChoiceSoFar
+from scheduler.collected import CollectedChoice
 from scheduler.events import (
     ChoiceFinished,
     Delta,
@@ -72,7 +72,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 def completion_of(request: Request, events: Iterable[Event]) -> Completion:
     """The answer to `request` that all its `events` tell of, in their order."""
-    choices = [ChoiceSoFar() for _ in range(request.n)]
+    choices = [CollectedChoice() for _ in range(request.n)]
     finished: Finished | None = None
     for event in events:
         match event:
@@ -96,7 +96,7 @@ def completion_of(request: Request, events: Iterable[Event]) -> Completion:
     )
 
 
-def _choice(so_far: ChoiceSoFar, request: Request) -> Choice:
+def _choice(so_far: CollectedChoice, request: Request) -> Choice:
     assert so_far.end is not None
     logprobs = tuple(token.logprobs for token in so_far.tokens if token.logprobs is not None)
     return Choice(

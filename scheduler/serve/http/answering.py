@@ -8,7 +8,7 @@ import structlog
 from aiohttp import web
 
 from engine.errors import LockstepError
-from scheduler.choice import ChoiceSoFar
+from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished
 from scheduler.request import FinishReason
 from scheduler.serve.call import RunningCall
@@ -44,7 +44,7 @@ async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
 async def _collect(form: Form, running: RunningCall, settings: ServeSettings) -> object:
     """The whole answer. Raises `ApiError` if there is none."""
     call = form.call
-    choices = [ChoiceSoFar() for _ in range(call.num_choices)]
+    choices = [CollectedChoice() for _ in range(call.num_choices)]
     finished: dict[int, Finished] = {}
     async with _time_limit(settings), contextlib.aclosing(running.events()) as events:
         async for position, event in events:

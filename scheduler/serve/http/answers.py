@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from engine.batch import TokenLogprobs
-from scheduler.choice import ChoiceSoFar
+from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished, PromptProgress, PromptScored, Started, Token, Usage
 from scheduler.request import Request
 from scheduler.serve.call import Call, summed
@@ -30,7 +30,7 @@ class Form(Protocol):
     def ends(self, position: int, end: ChoiceFinished, finished: Sequence[Finished] = ()) -> Sequence[object]:
         """The chunks that end a choice; the last one to end has `finished`, one event per request."""
 
-    def whole(self, choices: Sequence[ChoiceSoFar], finished: Sequence[Finished]) -> object:
+    def whole(self, choices: Sequence[CollectedChoice], finished: Sequence[Finished]) -> object:
         """The answer in one piece; `choices` in order of their index."""
 
 
@@ -92,7 +92,7 @@ class AnswerForm(ABC):
                 chunks[-1].usage = WireUsage.of(summed(finished)[0])
         return chunks
 
-    def whole(self, choices: Sequence[ChoiceSoFar], finished: Sequence[Finished]) -> Answer:
+    def whole(self, choices: Sequence[CollectedChoice], finished: Sequence[Finished]) -> Answer:
         """The answer in one piece; `choices` in order of their index."""
         answer = self._whole(choices, finished)
         answer.usage = WireUsage.of(summed(finished)[0])
@@ -161,7 +161,7 @@ class AnswerForm(ABC):
         """A chunk without choices."""
 
     @abstractmethod
-    def _whole(self, choices: Sequence[ChoiceSoFar], finished: Sequence[Finished]) -> Answer:
+    def _whole(self, choices: Sequence[CollectedChoice], finished: Sequence[Finished]) -> Answer:
         """The answer in one piece, without its costs."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.batch import TokenLogprobs
-from scheduler.choice import ChoiceSoFar
+from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished, Token
 from scheduler.serve.call import Call
 from scheduler.serve.http.answers import AnswerForm, ids_of, logprobs_of
@@ -97,7 +97,7 @@ class ChatForm(AnswerForm):
     def _empty_chunk(self) -> Answer:
         return ChatChunk(**self.common, choices=[])
 
-    def _whole(self, choices: Sequence[ChoiceSoFar], finished: Sequence[Finished]) -> Answer:
+    def _whole(self, choices: Sequence[CollectedChoice], finished: Sequence[Finished]) -> Answer:
         answer = ChatCompletion(**self.common, choices=[])
         for index, so_far in enumerate(choices):
             assert so_far.end is not None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.batch import TokenLogprobs
-from scheduler.choice import ChoiceSoFar
+from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished
 from scheduler.serve.call import Call
 from scheduler.serve.http.answers import AnswerForm, ids_of, logprobs_of
@@ -102,14 +102,14 @@ class CompletionForm(AnswerForm):
     def _empty_chunk(self) -> Answer:
         return Completion(**self.common, choices=[])
 
-    def _whole(self, choices: Sequence[ChoiceSoFar], finished: Sequence[Finished]) -> Answer:
+    def _whole(self, choices: Sequence[CollectedChoice], finished: Sequence[Finished]) -> Answer:
         answer = Completion(**self.common, choices=[])
         for index, so_far in enumerate(choices):
             position = index // self._request(0).n
             answer.choices.append(self._choice(position, index, so_far, finished[position]))
         return answer
 
-    def _choice(self, position: int, index: int, so_far: ChoiceSoFar, finished: Finished) -> CompletionChoice:
+    def _choice(self, position: int, index: int, so_far: CollectedChoice, finished: Finished) -> CompletionChoice:
         assert so_far.end is not None
         end = self._end_fields(position, so_far.end)
         choice = CompletionChoice(index=index, text=self._echo(position) + so_far.text, **end)

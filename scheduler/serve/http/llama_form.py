@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from engine.batch import TokenLogprob, TokenLogprobs
-from scheduler.choice import ChoiceSoFar
+from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished, PromptProgress, PromptScored, Started, Token, Usage
 from scheduler.request import FinishReason
 from scheduler.serve.call import Call, summed
@@ -27,7 +27,7 @@ class LlamaForm:
         self._prompt = prompt
         (self._request,) = call.requests
         self._so_far = TimingsSoFar()
-        self._sent = ChoiceSoFar()
+        self._sent = CollectedChoice()
 
     def news(self, position: int, event: News) -> list[LlamaAnswer]:  # noqa: ARG002 - there is one prompt
         """The chunks that say `event`."""
@@ -53,7 +53,7 @@ class LlamaForm:
         answer.content = ""
         return [answer]
 
-    def whole(self, choices: Sequence[ChoiceSoFar], finished: Sequence[Finished]) -> LlamaAnswer:
+    def whole(self, choices: Sequence[CollectedChoice], finished: Sequence[Finished]) -> LlamaAnswer:
         """The answer in one piece."""
         (choice,) = choices
         answer = self._answer(choice, finished)
@@ -77,7 +77,7 @@ class LlamaForm:
             chunk.completion_probabilities = self._probs(delta.tokens)
         return chunk
 
-    def _answer(self, choice: ChoiceSoFar, finished: Sequence[Finished]) -> LlamaAnswer:
+    def _answer(self, choice: CollectedChoice, finished: Sequence[Finished]) -> LlamaAnswer:
         assert choice.end is not None
         usage, timings = summed(finished)
         stop_type, stopping_word = self._stop(choice.end)

@@ -1,4 +1,4 @@
-"""One choice of an answer, put together from its events."""
+"""What a consumer collects of one choice: its events, put together to an answer."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ from scheduler.events import ChoiceFinished, Delta, Token
 
 
 @dataclass(slots=True)
-class ChoiceSoFar:
+class CollectedChoice:
     """What has come of one choice; `end` is None until it is over."""
 
     texts: list[str] = field(default_factory=list)
