@@ -18,7 +18,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The request left the queue: its first chunk is about to run."""
+    """The request left the queue: its first choice has a slot, and takes part in one of the next ticks."""
 
     request_id: str
     queue_s: float

@@ -5,6 +5,7 @@ Names and meanings follow vLLM's metrics; rendering them for Prometheus is the s
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from math import nan
 from typing import Literal
 
 from scheduler.events import Finished
@@ -58,6 +59,30 @@ class Histogram:
         """How many there were."""
         return sum(self.counts)
 
+    @property
+    def mean(self) -> float:
+        """NaN if there were none."""
+        return self.sum / self.count if self.count else nan
+
+    def quantile(self, part: float) -> float:
+        """About the value that this `part` of them do not pass, as if they were spread evenly within each bucket.
+
+        NaN if there were none; the highest bound for what is above all bounds.
+        """
+        rank, below = part * self.count, 0
+        lower = 0.0
+        for upper, count in zip(self.bounds, self.counts, strict=False):
+            if count and below + count >= rank:
+                return lower + (upper - lower) * (rank - below) / count
+            lower, below = upper, below + count
+        return self.bounds[-1] if self.count else nan
+
+    def __repr__(self) -> str:
+        if not self.count:
+            return "Histogram(count=0)"
+        quantiles = ", ".join(f"p{percent}~{self.quantile(percent / 100):.3g}" for percent in (50, 90, 99))
+        return f"Histogram(count={self.count}, mean={self.mean:.3g}, {quantiles})"
+
     def observe(self, value: float) -> None:
         """Count `value` in the first bucket whose bound is not below it."""
         self.counts[bisect_left(self.bounds, value)] += 1
@@ -76,6 +101,9 @@ class Ticks:
     def __init__(self) -> None:
         self.tokens = Histogram(TICK_TOKEN_BUCKETS)
         self.seconds = Histogram(TICK_BUCKETS_S)
+
+    def __repr__(self) -> str:
+        return f"Ticks(tokens={self.tokens}, seconds={self.seconds})"
 
 
 class Metrics:

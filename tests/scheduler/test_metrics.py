@@ -1,3 +1,5 @@
+from math import isnan
+
 import pytest
 
 from engine.batch import RowError
@@ -13,6 +15,27 @@ def test_a_histogram_counts_by_upper_bound_inclusive():
     assert histogram.counts == [2, 2, 1]
     assert histogram.count == 5
     assert histogram.sum == 14.0
+
+
+def test_a_quantile_is_in_the_bucket_of_the_value_it_stands_for():
+    histogram = Histogram((1.0, 2.0, 4.0))
+    assert isnan(histogram.quantile(0.5))
+    assert isnan(histogram.mean)
+    for value in (0.5, 1.5, 3.0, 3.0):
+        histogram.observe(value)
+    assert histogram.mean == 2.0
+    assert [histogram.quantile(part) for part in (0.25, 0.5, 0.75, 1.0)] == [1.0, 2.0, 3.0, 4.0]
+    histogram.observe(100.0)
+    assert histogram.quantile(1.0) == 4.0
+
+
+def test_metrics_can_be_read_by_people():
+    histogram = Histogram((1.0, 2.0))
+    assert repr(histogram) == "Histogram(count=0)"
+    for _ in range(4):
+        histogram.observe(1.5)
+    assert repr(histogram) == "Histogram(count=4, mean=1.5, p50~1.5, p90~1.9, p99~1.99)"
+    assert "object at" not in str(vars(Metrics(8)))
 
 
 def test_tokens_ticks_and_requests_are_counted_once():
