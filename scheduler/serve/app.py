@@ -78,7 +78,7 @@ async def serve(settings: ServeSettings, load: Load = load) -> int:
             if ticking.done():
                 _log.critical("the engine has failed", exc_info=ticking.exception())
                 return 1
-            _log.info("stopping", running=server.num_unfinished, grace_s=settings.grace)
+            _log.info("stopping", **server.unfinished, grace_s=settings.grace)
             await server.drain()
     return 0
 
@@ -180,9 +180,14 @@ class Server:
 
     @property
     def num_unfinished(self) -> int:
-        """Sequences that run or wait."""
+        """Requests that were taken in and have not finished."""
+        return self._serving.get().engine.num_unfinished
+
+    @property
+    def unfinished(self) -> dict[str, int]:
+        """The same for the log, with their choices that run and that wait."""
         engine = self._serving.get().engine
-        return engine.num_running + engine.num_waiting
+        return {"requests": engine.num_unfinished, "running": engine.num_running, "waiting": engine.num_waiting}
 
     @property
     def port(self) -> int:

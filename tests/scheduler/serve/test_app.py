@@ -174,6 +174,15 @@ async def test_draining_finishes_what_runs_and_refuses_what_is_new():
     assert parse_sse(body).finish_reasons() == ["length"]
 
 
+async def test_what_is_unfinished_is_told_in_requests_and_in_their_choices():
+    async with _serving(_load(FakeBackend(delay_s=0.01)), grace=0) as server:
+        call = asyncio.create_task(_complete(server, n=3, max_tokens=None, ignore_eos=True))
+        await until(lambda: server.num_unfinished == 1)
+        assert server.unfinished == {"requests": 1, "running": 2, "waiting": 1}
+        await server.drain()
+    await call
+
+
 async def test_what_outlasts_the_grace_is_aborted_with_its_terminal_events(tmp_path):
     async with _serving(_load(FakeBackend(delay_s=0.05)), grace=0.05, unix_socket=tmp_path / "s") as server:
         streamed = asyncio.create_task(_complete(server, stream=True, max_tokens=None))
