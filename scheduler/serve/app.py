@@ -66,20 +66,27 @@ async def serve(settings: ServeSettings, load: Load = load) -> int:
         if settings.is_reloadable:  # else it ends the process, as when its terminal is closed
             signals.enter_context(_hangup_signal(server.reload))
         async with server:
-            starting = asyncio.create_task(server.start(load))
-            await _first_of(starting, stopping)
-            if not starting.done():
-                starting.cancel()
-                await asyncio.wait({starting})
-                return 0
-            ticking = starting.result()
-            _announce(server.ready)
-            await _first_of(ticking, stopping)
-            if ticking.done():
-                _log.critical("the engine has failed", exc_info=ticking.exception())
-                return 1
-            _log.info("stopping", **server.unfinished, grace_s=settings.grace)
-            await server.drain()
+            exit_code = await _serve_until(stopping, server, load, settings)
+        _log.info("stopped")
+    return exit_code
+
+
+async def _serve_until(stopping: "asyncio.Future[None]", server: "Server", load: Load, settings: ServeSettings) -> int:
+    starting = asyncio.create_task(server.start(load))
+    await _first_of(starting, stopping)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+        return 0
+    ticking = starting.result()
+    _announce(server.ready)
+    _log.info(f"serving {settings.model_name} at {server.url} (docs at {server.url}/docs); Ctrl-C stops")
+    await _first_of(ticking, stopping)
+    if ticking.done():
+        _log.critical("the engine has failed", exc_info=ticking.exception())
+        return 1
+    _log.info("stopping; a second signal ends at once", **server.unfinished, grace_s=settings.grace)
+    await server.drain()
     return 0
 
 
@@ -107,9 +114,9 @@ class Server:
         settings = self._settings
         self._resources.callback(self._close_service)
         try:
-            self._http = self._listen(settings.port)
+            self._http = self._listen("port", settings.port)
             if settings.jsonl_port is not None:
-                self._jsonl = self._listen(settings.jsonl_port)
+                self._jsonl = self._listen("jsonl_port", settings.jsonl_port)
             if settings.unix_socket is not None:
                 self._unix = UnixListener(settings.unix_socket)
                 self._resources.callback(self._unix.close)
@@ -231,8 +238,8 @@ class Server:
         if self._serving.service is not None:
             self._serving.service.close()
 
-    def _listen(self, port: int) -> list[socket.socket]:
-        sockets = listen_tcp(self._settings.host, port)
+    def _listen(self, option: str, port: int) -> list[socket.socket]:
+        sockets = listen_tcp(self._settings.host, port, option)
         for sock in sockets:
             self._resources.callback(sock.close)
         return sockets

@@ -20,10 +20,11 @@ class ListenError(LockstepError):
         super().__init__(f"cannot listen on {address}: {reason}")
 
 
-def listen_tcp(host: str, port: int) -> list[socket.socket]:
+def listen_tcp(host: str, port: int, option: str = "port") -> list[socket.socket]:
     """One listening socket per address of `host`, all on the same port; `port` 0 takes one that is free.
 
-    Raises `ListenError`. An address this machine does not have is left out as long as another one works.
+    Raises `ListenError`, which for a port that is taken names the `option` to choose another with. An address this
+    machine does not have is left out as long as another one works.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -38,7 +39,7 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
             if exc.errno not in NOT_ON_THIS_MACHINE:
                 for sock in sockets:
                     sock.close()
-                raise ListenError(f"{host}:{port}", _why(exc)) from exc
+                raise ListenError(f"{host}:{port}", _why(exc) + _way_out(exc, option)) from exc
             missing = exc
         else:
             port = sockets[0].getsockname()[1]
@@ -116,6 +117,12 @@ def _remove_if_dead(path: Path) -> None:
             raise ListenError(str(path), _why(exc)) from exc
         else:
             raise ListenError(str(path), "another server listens there")
+
+
+def _way_out(exc: OSError, option: str) -> str:
+    if exc.errno not in {errno.EADDRINUSE, errno.EACCES}:
+        return ""
+    return f"; choose another with --{option.replace('_', '-')} or LOCKSTEP_{option.upper()}"
 
 
 def _why(exc: OSError) -> str:

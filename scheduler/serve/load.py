@@ -1,13 +1,18 @@
 """From a model file to everything a server has that needs no event loop, told of in the log."""
 
 import contextlib
+import mmap
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import structlog
 
 from engine.chat import TEMPLATE_KEY
-from engine.errors import ModelFileError, TemplateError
+from engine.config import ModelConfig
+from engine.errors import LockstepError, ModelFileError, TemplateError
+from engine.gguf import GGUFFile
 from engine.model import Model, Progress
 from scheduler.batch import Backend
 from scheduler.core import Scheduler
@@ -20,6 +25,16 @@ from scheduler.serve.settings import ServeSettings
 PROGRESS_STEP = 0.25
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("lockstep.load")
+
+
+class CacheRoomError(LockstepError):
+    """A cache of `slots` slots of `max_len` positions, for which the system has no room."""
+
+    def __init__(self, slots: int, max_len: int, n_bytes: int) -> None:
+        super().__init__(
+            f"{slots} slots of {max_len} positions are {n_bytes / 2**30:.1f} GiB of cache, more than this system "
+            "reserves: lower --slots or --context"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +51,17 @@ class Loaded:
 
 
 def load(settings: ServeSettings) -> Loaded:
-    """The model of `settings`, loaded and warmed up. Takes seconds; raises `ModelFileError`."""
+    """The model of `settings`, loaded and warmed up. Takes seconds.
+
+    Raises `ModelFileError`, and `CacheRoomError` before the weights are read.
+    """
     _log.info("loading", model=str(settings.model))
+    if settings.threads is not None and settings.threads > (os.cpu_count() or 1):
+        _log.warning("more threads than this machine has are slow", threads=settings.threads, cpus=os.cpu_count())
+    with GGUFFile.open(settings.model) as file:
+        config = ModelConfig.from_gguf(file)
+    max_len = context_of(settings, config.max_context)
+    _check_room(settings, config, max_len)
     model = Model.load(
         settings.model,
         kernels=settings.kernels,
@@ -47,7 +71,6 @@ def load(settings: ServeSettings) -> Loaded:
     )
     if model.rounds_floats:
         _log.info("float weights rounded to 8 bits; --weights f32 keeps them")
-    max_len = context_of(settings, model.config.max_context)
     cache = model.new_cache(settings.slots, max_len, settings.kv_dtype)
     _log.info(
         "loaded",
@@ -56,7 +79,7 @@ def load(settings: ServeSettings) -> Loaded:
         slots=settings.slots,
         context=max_len,
         kv_dtype=settings.kv_dtype,
-        kv_cache_mib=round(cache.nbytes() / 2**20, 1),
+        kv_cache_mib_at_most=round(cache.nbytes() / 2**20, 1),
     )
     with contextlib.ExitStack() as started:
         template = None
@@ -82,6 +105,16 @@ def load(settings: ServeSettings) -> Loaded:
         )
 
 
+def _check_room(settings: ServeSettings, config: ModelConfig, max_len: int) -> None:
+    """Refuse what the system does not reserve. More than it has is no fault: it gives memory only when that is used."""
+    width = 2 * config.n_layers * config.n_kv_heads * config.d_head * np.dtype(settings.kv_dtype).itemsize
+    n_bytes = settings.slots * max_len * width
+    try:
+        mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, OverflowError) as error:
+        raise CacheRoomError(settings.slots, max_len, n_bytes) from error
+
+
 def _check(template: IsolatedTemplate, model: Model) -> None:
     try:
         template.check()
@@ -105,6 +138,6 @@ def _progress() -> Progress:
     def report(stage: str, fraction: float) -> None:
         if stage not in shown or fraction >= shown[stage] + PROGRESS_STEP:
             shown[stage] = fraction
-            _log.info("loading", stage=stage, percent=round(100 * fraction))
+            _log.info(f"{stage} {round(100 * fraction)} %")
 
     return report

@@ -213,7 +213,9 @@ async def test_serve_prints_one_line_when_ready_and_returns_zero_after_a_signal(
         return line
 
     stopping = asyncio.create_task(stop_when_ready())
-    assert await serve(_settings(), _load()) == 0
+    with structlog.testing.capture_logs() as logs:
+        assert await serve(_settings(), _load()) == 0
+    assert logs[-1]["event"] == "stopped"
     (line,) = (await stopping).splitlines()
     assert strict_json(line.encode())["event"] == "ready"
 
@@ -225,7 +227,9 @@ async def test_a_signal_while_the_model_loads_ends_the_server_without_waiting_fo
         os.kill(os.getpid(), signal.SIGINT)
         release.wait()
 
-    assert await serve(_settings(), _load(before=stop_and_go_on_loading)) == 0
+    with structlog.testing.capture_logs() as logs:
+        assert await serve(_settings(), _load(before=stop_and_go_on_loading)) == 0
+    assert [entry["event"] for entry in logs] == ["stopped"]
     assert not release.is_set()
     release.set()
     assert capfd.readouterr().out == ""

@@ -30,11 +30,16 @@ def test_every_address_of_a_name_listens_on_the_same_port():
     _close(sockets)
 
 
-def test_a_port_in_use_is_refused_in_one_line_naming_it():
+WAY_OUT = "choose another with --jsonl-port or LOCKSTEP_JSONL_PORT"
+
+
+def test_a_port_in_use_is_refused_in_one_line_naming_it_and_the_way_out():
     sockets = listen_tcp("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
-    with pytest.raises(ListenError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: address already in use$"):
-        listen_tcp("127.0.0.1", port)
+    with pytest.raises(
+        ListenError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: address already in use; {WAY_OUT}$"
+    ):
+        listen_tcp("127.0.0.1", port, "jsonl_port")
     _close(sockets)
 
 

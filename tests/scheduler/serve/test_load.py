@@ -11,7 +11,7 @@ from engine.generate import generate
 from engine.model import Model
 from engine.params import SamplingParams
 from scheduler.serve.app import Server
-from scheduler.serve.load import load
+from scheduler.serve.load import CacheRoomError, load
 from scheduler.serve.settings import ServeSettings
 from tests.tiny_model import write_tiny_llama
 
@@ -36,6 +36,23 @@ def test_a_loaded_model_has_the_slots_and_the_context_asked_for_and_nothing_in_i
         assert (cache.n_slots, cache.max_len) == (3, 64)
         assert [cache.seq_len(slot=slot) for slot in range(3)] == [0, 0, 0]
         assert loaded.template is not None
+
+
+@pytest.mark.parametrize("slots", [10**11, 10**15, 10**30])
+def test_a_cache_the_system_has_no_room_for_is_refused_before_the_weights_are_read(path, slots):
+    with (
+        structlog.testing.capture_logs() as logs,
+        pytest.raises(CacheRoomError, match=rf"^{slots} slots of 128 positions are .+ GiB .*--slots or --context$"),
+    ):
+        load(ServeSettings(model=path, slots=slots))
+    assert [entry["event"] for entry in logs] == ["loading"]
+
+
+def test_more_threads_than_cpus_are_warned_of(path):
+    with structlog.testing.capture_logs() as logs, loading(path, threads=1000):
+        pass
+    (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert warning["threads"] == 1000
 
 
 def test_the_fingerprint_tells_kv_dtypes_apart(path):
