@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test test-clients lint venv
+.PHONY: serve test test-unit test-clients lint venv
 
 serve: venv
 	$(BIN)/lockstep serve
 
+# A worker per core; the tests of one file stay together, since they share a server.
 test: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
+
+test-unit: venv
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not e2e"
 
 # Other people's clients against a real server. Each has an environment of its own, made from tests/real_clients; those
 # that are libraries bring their own pytest, those that are commands are run by ours.
