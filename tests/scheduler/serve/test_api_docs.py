@@ -55,5 +55,12 @@ def test_it_names_no_option_that_is_not_there():
 
 
 def test_its_links_lead_to_files():
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if "://" not in link]
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if "://" not in link and not link.startswith("#")]
     assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
+
+
+def test_its_contents_are_its_headings_in_order():
+    linked = re.findall(r"^ *- \[(.+)\]\(#(.+)\)$", TEXT, re.MULTILINE)
+    assert [title for title, _ in linked] == re.findall(r"^##+ (.+)$", TEXT, re.MULTILINE)
+    assert ("POST /v1/chat/completions", "post-v1chatcompletions") in linked
+    assert len({name for _, name in linked}) == len(linked)

@@ -45,11 +45,16 @@ class Tables:
 
     def renewed(self, text: str) -> str:
         """`text` with every table as it should be. Raises `KeyError` for a mark that means nothing."""
-        return re.sub(r"(<!-- ([\w ]+) -->\n).*?(<!-- end -->)", self._block, text, flags=re.DOTALL)
 
-    def _block(self, match: re.Match[str]) -> str:
+        def block(match: re.Match[str]) -> str:
+            return self._block(match, text)
+
+        return re.sub(r"(<!-- ([\w ]+) -->\n).*?(<!-- end -->)", block, text, flags=re.DOTALL)
+
+    def _block(self, match: re.Match[str], text: str) -> str:
         what, _, name = match[2].partition(" ")
         blocks: dict[str, Callable[[str], str]] = {
+            "contents": lambda _: _contents(text),
             "paths": lambda _: self._paths(),
             "common": lambda _: self._common(),
             "asked": self._own,
@@ -86,6 +91,17 @@ class Tables:
             for name, schema in self._schemas.items()
             if not any("x-group" in about for about in schema["properties"].values())
         )
+
+
+def _contents(text: str) -> str:
+    """A list of the headings, each a link to it under the name GitHub gives it."""
+    headings = re.findall(r"^(##+) (.+)$", text, re.MULTILINE)
+    return "".join(f"{'  ' * (len(level) - 2)}- [{title}](#{anchor(title)})\n" for level, title in headings)
+
+
+def anchor(title: str) -> str:
+    """What a link to the heading `title` names."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _limits() -> str:
