@@ -139,8 +139,7 @@ class Scheduler:
         if request.params.max_tokens is not None:
             limit = min(limit, request.params.max_tokens)
         choices = tuple(
-            Sequence(request, index, limit, t_arrival=now, output=open_output(request, index))
-            for index in range(request.n)
+            Sequence(request, index, limit, t_arrival=now, open_output=open_output) for index in range(request.n)
         )
         self._requests[request.id] = choices
         self._waiting.push(choices)
@@ -195,6 +194,7 @@ class Scheduler:
         while self._waiting and self._pool.num_free:
             sequence = self._waiting.pop()
             sequence.slot = self._pool.acquire()
+            sequence.output = sequence.open_output(sequence.request, sequence.index)
             sequence.t_admitted = now
             self._running.append(sequence)
             if sequence.index == 0:
@@ -246,6 +246,7 @@ class Scheduler:
         include_stop = sequence.request.params.include_stop_str_in_output
         hidden = ending is not None and hides_its_token(ending, include_stop=include_stop)
 
+        assert sequence.output is not None
         released = sequence.output.push(sampled, hidden=hidden)
         if isinstance(released, RowError):
             return self._fail(sequence, released, now)
@@ -276,7 +277,7 @@ class Scheduler:
         if sequence.is_finished:
             return []
         events: list[Event] = []
-        if ending.reason is not FinishReason.ERROR:
+        if ending.reason is not FinishReason.ERROR and sequence.output is not None:
             rest = sequence.output.flush()
             if isinstance(rest, RowError):
                 return self._fail(sequence, rest, now)
@@ -287,7 +288,7 @@ class Scheduler:
 
         sequence.finish_reason = ending.reason
         if sequence.slot is None:
-            self._waiting.remove(sequence)
+            self._waiting.remove(sequence.request)
         else:
             self._running.remove(sequence)
             self._pool.release(sequence.slot)

@@ -1,56 +1,78 @@
 """Who waits for a slot, in which order, and how many may."""
 
-from bisect import insort_right
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
 
 from engine.errors import ParamError
 from scheduler.request import Request
 from scheduler.sequence import Sequence
 
+Waiting = deque[Sequence]
+"""The choices of one request that have no slot yet, in order; never empty."""
+
 
 class WaitingQueue:
     """Choices without a slot: those of lower priority first, then those that came first.
 
-    At most `max_requests` requests wait for their first slot, with `max_tokens` tokens in their prompts together.
+    At most `max_requests` requests wait for their first slot, with `max_tokens` tokens in their prompts together. What
+    a choice costs here does not grow with the number of choices that wait.
     """
 
     def __init__(self, *, max_requests: int, max_tokens: int) -> None:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
-        self._sequences: list[Sequence] = []
+        self._levels: dict[int, OrderedDict[str, Waiting]] = {}
+        """By priority, the requests in order of arrival. An OrderedDict loses its first entry in constant time."""
+        self._num_choices = 0
+        self._num_firsts = 0
+        self._num_tokens = 0
+        self._places: dict[str, int] | None = None
+        """Every place, counted when one is asked for, until the next change."""
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return self._num_choices
 
     def push(self, choices: Iterable[Sequence]) -> None:
         """Let the choices of one request wait, behind everything of its priority."""
-        for choice in choices:
-            insort_right(self._sequences, choice, key=_priority)
+        waiting = Waiting(choices)
+        request = waiting[0].request
+        self._levels.setdefault(request.priority, OrderedDict())[request.id] = waiting
+        self._num_choices += len(waiting)
+        self._count_first(waiting[0], 1)
 
     def pop(self) -> Sequence:
         """The head, which gets a slot."""
-        return self._sequences.pop(0)
+        priority = min(self._levels)
+        request_id, waiting = next(iter(self._levels[priority].items()))
+        sequence = waiting.popleft()
+        self._num_choices -= 1
+        self._count_first(sequence, -1)
+        if not waiting:
+            self._forget(priority, request_id)
+        return sequence
 
-    def remove(self, sequence: Sequence) -> None:
-        """Let `sequence` wait no longer."""
-        self._sequences.remove(sequence)
+    def remove(self, request: Request) -> None:
+        """Let no choice of `request` wait any longer, if one does."""
+        level = self._levels.get(request.priority)
+        if level is not None and (waiting := level.get(request.id)) is not None:
+            self._num_choices -= len(waiting)
+            self._count_first(waiting[0], -1)
+            self._forget(request.priority, request.id)
 
     def place(self, request_id: str) -> int | None:
         """The place of a request among those that wait for their first slot, 1 for the next; None if it does not."""
-        for place, sequence in enumerate(self._firsts(), 1):
-            if sequence.request.id == request_id:
-                return place
-        return None
+        if self._places is None:
+            firsts = (waiting[0].request.id for waiting in self._in_order() if waiting[0].index == 0)
+            self._places = {first_id: place for place, first_id in enumerate(firsts, 1)}
+        return self._places.get(request_id)
 
     def refusal(self, num_prompt: int) -> str | None:
         """Why a request with so many prompt tokens cannot wait; None if it can."""
-        firsts = self._firsts()
-        if len(firsts) >= self._max_requests:
-            return f"{_are(len(firsts), 'request')} waiting, the limit is {self._max_requests}"
-        num_tokens = sum(sequence.num_prompt for sequence in firsts)
-        if num_tokens + num_prompt > self._max_tokens:
+        if self._num_firsts >= self._max_requests:
+            return f"{_are(self._num_firsts, 'request')} waiting, the limit is {self._max_requests}"
+        if self._num_tokens + num_prompt > self._max_tokens:
             return (
-                f"{_are(num_tokens, 'prompt token')} waiting, "
+                f"{_are(self._num_tokens, 'prompt token')} waiting, "
                 f"with {num_prompt} more the limit {self._max_tokens} is passed"
             )
         return None
@@ -76,24 +98,36 @@ class WaitingQueue:
 
     def num_before_room(self, num_prompt: int) -> int:
         """How many slots must become free until a request with so many prompt tokens can wait, or run at once."""
-        firsts = self._firsts()
-        num_requests, num_tokens = len(firsts), sum(sequence.num_prompt for sequence in firsts)
-        for num_gone, sequence in enumerate(self._sequences):
-            if num_requests < self._max_requests and num_tokens + num_prompt <= self._max_tokens:
-                return num_gone
-            if sequence.index == 0:
+        num_requests, num_tokens, num_gone = self._num_firsts, self._num_tokens, 0
+        if num_requests < self._max_requests and num_tokens + num_prompt <= self._max_tokens:
+            return 0
+        for waiting in self._in_order():
+            if waiting[0].index == 0:
                 num_requests -= 1
-                num_tokens -= sequence.num_prompt
-        has_room = self._max_requests > 0 and num_prompt <= self._max_tokens
-        return len(self._sequences) + (0 if has_room else 1)
+                num_tokens -= waiting[0].num_prompt
+                if num_requests < self._max_requests and num_tokens + num_prompt <= self._max_tokens:
+                    return num_gone + 1
+            num_gone += len(waiting)
+        # It can never wait, and needs a slot that is free.
+        return num_gone + 1
 
-    def _firsts(self) -> list[Sequence]:
-        """The first choice of every request that has not started."""
-        return [sequence for sequence in self._sequences if sequence.index == 0]
+    def _in_order(self) -> Iterator[Waiting]:
+        """Every request's choices, the next to start first."""
+        for priority in sorted(self._levels):
+            yield from self._levels[priority].values()
 
+    def _count_first(self, sequence: Sequence, change: int) -> None:
+        """Account for one request more or less that waits for its first slot, if `sequence` is its first choice."""
+        self._places = None
+        if sequence.index == 0:
+            self._num_firsts += change
+            self._num_tokens += change * sequence.num_prompt
 
-def _priority(sequence: Sequence) -> int:
-    return sequence.request.priority
+    def _forget(self, priority: int, request_id: str) -> None:
+        level = self._levels[priority]
+        del level[request_id]
+        if not level:
+            del self._levels[priority]
 
 
 def _counted(number: int, noun: str) -> str:

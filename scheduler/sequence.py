@@ -1,5 +1,6 @@
 """The progress of one choice of one admitted request. Only the scheduler's core writes to it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.batch import TokenLogprobs
@@ -11,14 +12,16 @@ from scheduler.request import FinishReason, Request
 class Sequence:
     """Choice `index` of `request`, at most `limit` tokens long; it holds a slot from admission to the end.
 
-    `num_computed` counts the positions whose K/V are in the slot.
+    `num_computed` counts the positions whose K/V are in the slot. Its `output` is opened when it gets its slot: of the
+    many choices that may wait, each is small.
     """
 
     request: Request
     index: int
     limit: int
     t_arrival: float
-    output: Output
+    open_output: Callable[[Request, int], Output]
+    output: Output | None = None
     slot: int | None = None
     num_computed: int = 0
     output_ids: list[int] = field(default_factory=list)

@@ -14,7 +14,7 @@ from scheduler.backend import ModelBackend
 from scheduler.batch import Batch, Work
 from scheduler.core import Scheduler
 from scheduler.events import ChoiceFinished, Delta, Finished
-from scheduler.output import TextOutput
+from scheduler.output import TextOutput, TokensOnly
 from scheduler.request import FinishReason, Request
 from scheduler.sequence import Sequence
 from tests.tiny_model import write_tiny_llama
@@ -140,7 +140,7 @@ class FixedModel:
 
 def row(slot, n_logits=1, *, samples=True, **params):
     request = Request(id="a", prompt_ids=(0, 1, 2), params=SamplingParams(**{"temperature": 0, **params}))
-    sequence = Sequence(request, 0, 9, 0.0, output=None, slot=slot)
+    sequence = Sequence(request, 0, 9, 0.0, TokensOnly, slot=slot)
     return Work(sequence, Chunk(slot, 0, (0, 1, 2)[: max(n_logits, 1)], n_logits), samples)
 
 

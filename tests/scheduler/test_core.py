@@ -4,6 +4,7 @@ from engine.batch import Copy, RowError
 from engine.errors import ContextLengthError, ParamError, QueueFullError
 from engine.params import SamplingParams
 from scheduler.events import ChoiceFinished, Delta, Finished, PromptProgress, PromptScored, Started
+from scheduler.output import TokensOnly
 from scheduler.request import FinishReason
 from scheduler.sequence import Sequence
 from tests.fakes import ByteTokenizer
@@ -561,10 +562,23 @@ def test_a_batch_must_be_updated_before_the_next():
 
 
 def test_next_token_id_walks_through_prompt_and_output():
-    sequence = Sequence(request(prompt=b"ab"), 0, 9, 0.0, output=None)
+    sequence = Sequence(request(prompt=b"ab"), 0, 9, 0.0, TokensOnly)
     sequence.output_ids += [7, 8]
     ids = []
     for sequence.num_computed in range(4):
         ids.append(sequence.next_token_id)
     assert ids == [*b"ab", 7, 8]
     assert sequence.request.params == SamplingParams(seed=0)
+
+
+def test_only_choices_that_run_have_an_output_open():
+    driver = Driver(n_slots=2)
+    opened = []
+    open_output = driver.open_output
+    driver.open_output = lambda asked, index: opened.append(index) or open_output(asked, index)
+    driver.submit("a", n=50, max_tokens=2)
+    assert opened == [0, 1]
+    driver.tick(4)
+    assert opened == [0, 1, 2, 3]
+    driver.abort("a")
+    assert driver.finished("a").choice_reasons[4:] == (FinishReason.ABORT,) * 46

@@ -10,7 +10,7 @@ from tests.scheduler.driver import request
 def queue_of(*requests, max_requests=9, max_tokens=99):
     queue = WaitingQueue(max_requests=max_requests, max_tokens=max_tokens)
     for asked in requests:
-        queue.push(Sequence(asked, index, 1, 0.0, TokensOnly(asked, index)) for index in range(asked.n))
+        queue.push(Sequence(asked, index, 1, 0.0, TokensOnly) for index in range(asked.n))
     return queue
 
 
@@ -43,7 +43,7 @@ def test_a_request_waits_only_while_there_is_room_for_it_and_for_its_prompt():
     queue = queue_of(request("a", prompt=b"12345", n=2), max_requests=2, max_tokens=9)
     assert queue.refusal(4) is None
     assert "5 prompt tokens are waiting, with 5 more the limit 9 is passed" in queue.refusal(5)
-    queue.push([Sequence(request("b"), 0, 1, 0.0, None)])
+    queue.push([Sequence(request("b"), 0, 1, 0.0, TokensOnly)])
     assert "2 requests are waiting, the limit is 2" in queue.refusal(1)
 
 
@@ -99,8 +99,44 @@ def test_room_is_as_far_away_as_slots_must_become_free(limits, num_prompt, expec
 
 def test_what_is_removed_waits_no_longer():
     queue = WaitingQueue(max_requests=9, max_tokens=99)
-    kept, removed = (Sequence(request(name), 0, 1, 0.0, None) for name in "ab")
+    kept, removed = (Sequence(request(name), 0, 1, 0.0, TokensOnly) for name in "ab")
     queue.push([kept])
     queue.push([removed])
-    queue.remove(removed)
+    queue.remove(removed.request)
     assert [len(queue), queue.pop()] == [1, kept]
+
+
+def test_removing_a_request_compares_none_of_the_choices_that_wait():
+    compared = []
+
+    class Counted(Sequence):
+        def __eq__(self, other):
+            compared.append(other)
+            return self is other
+
+        __hash__ = object.__hash__
+
+    queue = WaitingQueue(max_requests=9, max_tokens=99)
+    asked = [request(name, n=50) for name in "abc"]
+    for one in asked:
+        queue.push(Counted(one, index, 1, 0.0, TokensOnly) for index in range(one.n))
+    queue.remove(asked[1])
+    queue.remove(asked[1])
+    assert [sequence_id for sequence_id, _ in order(queue)] == ["a"] * 50 + ["c"] * 50
+    assert compared == []
+
+
+def test_counts_and_places_follow_every_change():
+    queue = queue_of(request("a", n=2), request("b", prompt=b"12345", n=2), request("c", priority=-1), max_tokens=20)
+    assert [queue.place(name) for name in "cab"] == [1, 2, 3]
+    queue.remove(request("b", prompt=b"12345", n=2))
+    assert (len(queue), queue.place("b"), queue.refusal(9)) == (
+        3,
+        None,
+        "12 prompt tokens are waiting, with 9 more the limit 20 is passed",
+    )
+    queue.pop()
+    queue.pop()
+    assert (len(queue), queue.place("a"), queue.refusal(20)) == (1, None, None)
+    queue.remove(request("a", n=2))
+    assert (len(queue), queue.refusal(20)) == (0, None)

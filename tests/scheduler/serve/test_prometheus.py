@@ -18,7 +18,7 @@ from tests.fakes import FakeBackend
 from tests.scheduler.serve.rig import reset, until
 
 REQUEST = Request(id="r", prompt_ids=(1,), params=SamplingParams())
-SEQUENCE = Sequence(REQUEST, 0, limit=1, t_arrival=0.0, output=TokensOnly(REQUEST, 0))
+SEQUENCE = Sequence(REQUEST, 0, limit=1, t_arrival=0.0, open_output=TokensOnly)
 
 # vllm/v1/metrics/loggers.py; https://docs.vllm.ai/en/stable/design/metrics.html
 VLLM = {
