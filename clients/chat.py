@@ -102,15 +102,15 @@ def _answer(
             continue
         else:
             ending = NOTES.get(reason or "", "")
-        if ending:
-            _note(f" {ending}", nl=False)
         click.echo()
+        if ending:
+            _note(ending)
         return "".join(pieces)
 
 
-def _note(text: str, *, nl: bool = True) -> None:
+def _note(text: str) -> None:
     """Say something of our own. On stderr: stdout is for answers."""
-    click.secho(text, dim=True, err=True, nl=nl)
+    click.secho(text, dim=True, err=True)
 
 
 def _read_line() -> str | None:

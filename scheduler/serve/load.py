@@ -136,7 +136,7 @@ def _progress() -> Progress:
     shown: dict[str, float] = {}
 
     def report(stage: str, fraction: float) -> None:
-        if stage not in shown or fraction >= shown[stage] + PROGRESS_STEP:
+        if stage not in shown or fraction >= shown[stage] + PROGRESS_STEP or shown[stage] < fraction == 1:
             shown[stage] = fraction
             _log.info(f"{stage} {round(100 * fraction)} %")
 

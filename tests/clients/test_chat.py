@@ -85,7 +85,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(canned, start_chat):
     canned.hold = False
     await chat.read("\n")
     chat.say("Again")
-    assert await chat.end() == (0, "Hello!\n", " [stopped]")
+    assert await chat.end() == (0, "Hello!\n", "[stopped]\n")
     assert canned.bodies[1]["messages"][1] == {"role": "assistant", "content": "Hel"}
 
 
@@ -140,7 +140,7 @@ async def test_an_answer_that_did_not_end_of_itself_is_marked(canned, start_chat
     canned.finish_reason = finish_reason
     chat = await start_chat()
     chat.say("Hi")
-    assert await chat.end() == (0, "Hello!\n", f" {NOTES[finish_reason]}")
+    assert await chat.end() == (0, "Hello!\n", f"{NOTES[finish_reason]}\n")
 
 
 async def test_a_model_that_is_not_served_is_noticed_before_the_first_line(canned, start_chat):

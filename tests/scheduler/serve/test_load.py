@@ -11,7 +11,7 @@ from engine.generate import generate
 from engine.model import Model
 from engine.params import SamplingParams
 from scheduler.serve.app import Server
-from scheduler.serve.load import CacheRoomError, load
+from scheduler.serve.load import CacheRoomError, _progress, load
 from scheduler.serve.settings import ServeSettings
 from tests.tiny_model import write_tiny_llama
 
@@ -46,6 +46,14 @@ def test_a_cache_the_system_has_no_room_for_is_refused_before_the_weights_are_re
     ):
         load(ServeSettings(model=path, slots=slots))
     assert [entry["event"] for entry in logs] == ["loading"]
+
+
+def test_a_stage_is_told_of_now_and_then_and_at_its_end():
+    report = _progress()
+    with structlog.testing.capture_logs() as logs:
+        for fraction in (0.0, 0.1, 0.26, 0.3, 0.9, 1.0, 1.0):
+            report("packing weights", fraction)
+    assert [entry["event"] for entry in logs] == [f"packing weights {percent} %" for percent in (0, 26, 90, 100)]
 
 
 def test_more_threads_than_cpus_are_warned_of(path):
