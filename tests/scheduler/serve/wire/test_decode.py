@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.serve.wire import decode as decoding
+from scheduler.serve.wire import outline as outlining
 from scheduler.serve.wire.chat import ChatRequest
 from scheduler.serve.wire.completions import CompletionRequest
-from scheduler.serve.wire.decode import MAX_DEPTH, decode, depth
+from scheduler.serve.wire.decode import MAX_DEPTH, MAX_EXPLAINED, MAX_ITEMS, decode
 from scheduler.serve.wire.encode import encode_json
 from scheduler.serve.wire.errors import ApiError
+from scheduler.serve.wire.outline import outlines
 from scheduler.serve.wire.prompt import prompts_of
 
 ANYTHING = msgspec.json.Decoder(object)
@@ -39,16 +42,29 @@ def real_depth(value):
     return 1 + max(map(real_depth, value), default=0) if isinstance(value, list) else 0
 
 
-@given(json_values, st.booleans())
-@settings(max_examples=200, deadline=None)
-def test_depth_is_what_a_parser_would_find(value, ascii_only):
-    assert depth(json.dumps(value, ensure_ascii=ascii_only).encode()) == real_depth(value)
+def real_commas(value):
+    if not isinstance(value, dict | list):
+        return 0
+    items = list(value.values()) if isinstance(value, dict) else value
+    return max(len(items) - 1, 0) + sum(map(real_commas, items))
 
 
-@given(st.text(alphabet='[]{}"\\abn', max_size=30))
+@given(json_values, st.booleans(), st.integers(1, 40))
 @settings(max_examples=200, deadline=None)
-def test_brackets_and_quotes_in_a_string_do_not_count(text):
-    assert depth(json.dumps([text]).encode()) == 1
+def test_the_outline_is_what_a_parser_would_find_wherever_the_pieces_end(value, ascii_only, piece_bytes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outlining, "PIECE_BYTES", piece_bytes)
+        *_, found = outlines(json.dumps(value, ensure_ascii=ascii_only).encode())
+    assert found == (real_depth(value), real_commas(value))
+
+
+@given(st.text(alphabet='[]{}"\\,abn', max_size=30), st.integers(1, 40))
+@settings(max_examples=200, deadline=None)
+def test_brackets_and_quotes_in_a_string_do_not_count(text, piece_bytes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outlining, "PIECE_BYTES", piece_bytes)
+        *_, found = outlines(json.dumps([text]).encode())
+    assert found == (1, 0)
 
 
 @pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1])
@@ -59,6 +75,51 @@ def test_the_depth_limit_is_exact(levels):
     else:
         with pytest.raises(ApiError, match="levels deep"):
             decode(body, ANYTHING)
+
+
+@pytest.mark.parametrize("items", [MAX_ITEMS, MAX_ITEMS + 1])
+def test_the_limit_of_items_is_exact_and_nothing_is_built_of_more(items):
+    class Untouched:
+        def decode(self, _text):
+            raise AssertionError("the body was decoded")
+
+    body = b"[" + b",".join([b"1"] * items) + b"]"
+    if items == MAX_ITEMS:
+        assert len(decode(body, ANYTHING)) == items
+    else:
+        with pytest.raises(ApiError, match=f"more than {MAX_ITEMS} items"):
+            decode(body, Untouched())
+
+
+def test_what_is_too_much_is_refused_before_all_of_it_was_looked_at(monkeypatch):
+    looked_at = []
+
+    def watched(body):
+        for outline in outlines(body):
+            looked_at.append(outline)
+            yield outline
+
+    monkeypatch.setattr(decoding, "outlines", watched)
+    with pytest.raises(ApiError, match="levels deep"):
+        decode(b"[" * 10_000_000, ANYTHING)
+    assert len(looked_at) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (b"NaN", "the body is not valid JSON: invalid character (byte {at})"),
+        (rb'"\ud800"', "the body is not valid JSON: "),
+        (rb'"\udc00"', "the body is not valid JSON: invalid utf-16 surrogate pair (byte "),
+        (b"1,", "the body is not valid JSON: trailing comma in array"),
+    ],
+)
+def test_a_large_body_is_not_read_a_second_time_to_explain_what_is_wrong_with_it(monkeypatch, fault, message):
+    monkeypatch.setattr(decoding, "json", None)
+    beginning = b'{"prompt":[' + b"1," * (MAX_EXPLAINED // 2)
+    with pytest.raises(ApiError) as refusal:
+        decode(beginning + fault + b"]}", KINDS[1])
+    assert refusal.value.envelope.error.message.startswith(message.format(at=len(beginning)))
 
 
 @given(st.binary(max_size=60))
