@@ -1,3 +1,4 @@
+import asyncio
 import re
 from pathlib import Path
 
@@ -175,10 +176,12 @@ async def test_a_failed_request_is_a_span_with_an_error(traced, exporter):
 
 
 async def test_what_was_refused_or_not_wholly_submitted_leaves_no_span(traced, exporter):
-    server = await traced(FakeBackend(delay_s=0.002), n_slots=1, max_queue=0)
+    server = await traced(FakeBackend(delay_s=0.002), n_slots=1, max_queue=1)
+    running = asyncio.create_task(server.complete(max_tokens=100, ignore_eos=True))
+    await until(lambda: server.engine.num_running == 1)
     assert (await server.complete(["one", "two"], max_tokens=2)).status == 429
     assert (await server.complete("x" * 1000)).status == 400
-    assert (await server.complete(max_tokens=2)).status == 200
+    assert (await running).status == 200
     await _spans(exporter, 1)
     assert not server.service.tracing._begun
 

@@ -124,8 +124,11 @@ async def test_s05_the_queue_is_bounded_and_says_when_to_come_back(serve, path):
 
 async def test_a_batch_that_does_not_fit_the_queue_leaves_nothing_in_it(serve):
     server = await serve(FakeBackend(delay_s=0.01), n_slots=1, max_queue=2)
-    (await server.complete(["a", "b", "c", "d"], max_tokens=1)).refused(429)
-    assert server.engine.num_running == server.engine.num_waiting == 0
+    running = asyncio.create_task(server.complete(max_tokens=100, ignore_eos=True))
+    await until(lambda: server.engine.num_running == 1)
+    (await server.complete(["a", "b", "c"], max_tokens=1)).refused(429)
+    assert (server.engine.num_running, server.engine.num_waiting) == (1, 0)
+    await running
 
 
 async def test_a_request_that_takes_too_long_is_ended(serve):
