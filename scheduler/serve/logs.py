@@ -10,6 +10,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from engine.errors import ParamError
 from scheduler.events import Finished
 from scheduler.serve.settings import LogFormat
 from scheduler.serve.wire.errors import ApiError
@@ -92,12 +93,17 @@ def _renderers(log_format: LogFormat, *, colors: bool) -> list[Processor]:
 
 
 def log_finished(finished: Finished) -> None:
-    """Log the end of one request: counts, where the time went, why it ended; with a traceback if by a fault of ours."""
+    """Log the end of one request: counts, where the time went, why it ended; with a traceback if by a fault of ours.
+
+    A client's mistake may show only on the way, where no token is left to choose: that is told as what it is.
+    """
     timings, usage = finished.timings, finished.usage
     log: structlog.stdlib.BoundLogger = structlog.get_logger("lockstep.request")
-    failed = {} if finished.error is None else {"error": finished.error, "exc_info": finished.cause}
+    is_ours = finished.error is not None and not isinstance(finished.cause, ParamError)
+    failed = {} if finished.error is None else {"error": finished.error}
+    traceback = {"exc_info": finished.cause} if is_ours else {}
     log.log(
-        logging.ERROR if failed else logging.INFO,
+        logging.ERROR if is_ours else logging.INFO,
         "request",
         request_id=finished.request_id,
         reason=finished.reason.value,
@@ -109,6 +115,7 @@ def log_finished(finished: Finished) -> None:
         e2e_s=round(timings.e2e_s, 6),
         ttft_s=None if timings.ttft_s is None else round(timings.ttft_s, 6),
         **failed,
+        **traceback,
     )
 
 

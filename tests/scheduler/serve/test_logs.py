@@ -5,6 +5,7 @@ import logging
 import pytest
 import structlog
 
+from engine.errors import ParamError
 from scheduler.events import Finished, Timings, Usage
 from scheduler.request import FinishReason
 from scheduler.serve import logs
@@ -135,3 +136,13 @@ def test_a_flood_of_one_event_is_counted_and_the_rest_is_let_through():
     assert passed("request") == {"event": "request"}
     now = 60.0
     assert [passed(), passed(), passed()] == [{"event": "refused", "unlogged": 2}, {"event": "refused"}, None]
+
+
+def test_a_clients_mistake_that_shows_on_the_way_is_no_error_of_ours():
+    stream = io.StringIO()
+    logs.configure("json", stream)
+    cause = ParamError("bad_words", "bad_words leave no token")
+    logs.log_finished(_finished(error=str(cause), cause=cause))
+    (line,) = _json_lines(stream)
+    assert (line["error"], line["level"]) == ("bad_words leave no token", "info")
+    assert "exception" not in line
