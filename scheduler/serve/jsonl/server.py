@@ -197,7 +197,7 @@ class _Connection:
             failure = await self._send_events(client_id, call, running)
             if failure is not None:
                 running.close()
-                self._running.pop(client_id, None)
+                self._forget(client_id, running)
                 await self._refuse(client_id, failure)
         except ConnectionError:
             self.abort()
@@ -207,14 +207,12 @@ class _Connection:
         form = JsonlForm(self._service, call, client_id)
         limit = self._settings.request_timeout
         try:
-            async with asyncio.timeout(limit), contextlib.aclosing(running.events()) as events:
-                async for _, event in events:
-                    if isinstance(event, Finished):
-                        # Before the client can know: it may use the id again at once.
-                        del self._running[client_id]
-                    line = form.line(event)
-                    if line is not None:
-                        await self._writer.send(line)
+            async with asyncio.timeout(limit):
+                finished = await self._send_news(form, running)
+            # Before the client can know: it may use the id again at once.
+            self._forget(client_id, running)
+            # However late the client takes this, it is the last: the time limit is over.
+            await self._writer.send(form.line(finished))
         except TimeoutError:
             return ApiError(504, f"the request took longer than {limit} s", kind="timeout", code="request_timeout")
         except ConnectionError:
@@ -223,6 +221,22 @@ class _Connection:
             structlog.get_logger("lockstep.jsonl").exception("answer failed", request_id=call.id)
             return internal_error()
         return None
+
+    async def _send_news(self, form: JsonlForm, running: RunningCall) -> Finished:
+        """The last event, once all before it are sent."""
+        async with contextlib.aclosing(running.events()) as events:
+            async for _, event in events:
+                if isinstance(event, Finished):
+                    return event
+                line = form.line(event)
+                if line is not None:
+                    await self._writer.send(line)
+        raise AssertionError("the events ended without Finished")
+
+    def _forget(self, client_id: Id, running: RunningCall) -> None:
+        """Let the id be used again, unless it is already."""
+        if self._running.get(client_id) is running:
+            del self._running[client_id]
 
     async def _finish_answers(self) -> None:
         """Wait until every request is answered. A client that has closed altogether shows when it is written to."""

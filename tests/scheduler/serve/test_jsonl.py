@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from engine.batch import RowError
 from engine.params import SamplingParams
 from scheduler.request import Request
+from scheduler.serve.jsonl.lines import LineWriter
 from scheduler.serve.jsonl.server import JsonlServer
 from scheduler.serve.keys import ApiKeys
 from scheduler.serve.settings import ServeSettings
-from scheduler.serve.wire.socket import SocketEvent
+from scheduler.serve.wire.socket import FinishedEvent, SocketEvent
 from tests.fakes import ByteTokenizer, FakeBackend, solo
 from tests.live_server import strict_json
 from tests.scheduler.serve import rig
@@ -361,6 +362,26 @@ async def test_a_request_that_takes_too_long_ends_with_an_error_and_frees_its_sl
         await socket.idle()
         await client.send(_generate(prompt="Hi", max_tokens=1))
         assert (await client.until_end("a"))[-1]["event"] == "finished"
+
+
+async def test_nothing_follows_the_last_event_however_late_its_client_takes_it(monkeypatch):
+    send = LineWriter.send
+
+    async def send_and_wait(writer, line):
+        await send(writer, line)
+        if isinstance(line, FinishedEvent):
+            await asyncio.sleep(0.4)  # as if the client did not read, for twice the time limit
+
+    monkeypatch.setattr(LineWriter, "send", send_and_wait)
+    async with running(backend=FakeBackend(), settings={"request_timeout": 0.2}) as socket:
+        client = await socket.connect()
+        await client.send(_generate(prompt="Hello"))
+        assert (await client.until_end("a"))[-1]["event"] == "finished"
+        await client.send(_generate(prompt="Again"))
+        client.writer.write_eof()
+        again = await client.events()
+        assert [event["event"] for event in again if event["event"] != "text"] == ["started", "finished"]
+        assert _text(again) == _expected("Again")
 
 
 async def test_a_client_that_has_sent_all_still_gets_all_its_answers(client):
