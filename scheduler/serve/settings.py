@@ -5,6 +5,7 @@ means and what it may be.
 """
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -119,7 +120,12 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     def model_name(self) -> str:
         """The name reported to clients."""
         named = [name for name in self.served_model_name if name != ANY_MODEL_NAME]
-        return named[0] if named else self.model.stem
+        return named[0] if named else _readable(self.model.stem)
+
+    @property
+    def file_name(self) -> str:
+        """The model file's name, without its folder, as text."""
+        return _readable(self.model.name)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -174,6 +180,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("served_model_name", "cors_origin"):
             for value in getattr(self, name):
                 _check(name, value, bool(value), "not empty")
+                _check(name, value, value == _readable(value), "UTF-8")
         for key in self.api_key:
             # Its value is a secret: the message shows it only where it is empty.
             _check("api_key", key and "one with a space", key.split() == [key], "not empty and without spaces")
@@ -181,9 +188,14 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
             _check("cors_origin", origin, _is_origin(origin), "an origin such as https://app.example:8443, null, or *")
         _check("ssl_key", str(self.ssl_key), self.ssl_key is None or self.ssl_cert is not None, "with --ssl-cert")
         if self.unix_socket is not None:
-            n_bytes = len(str(self.unix_socket).encode())
+            n_bytes = len(os.fsencode(self.unix_socket))
             limit = f"a path of 1 to {MAX_UNIX_PATH} bytes"
             _check("unix_socket", str(self.unix_socket), 0 < n_bytes <= MAX_UNIX_PATH, limit)
+
+
+def _readable(text: str) -> str:
+    """`text` with U+FFFD for what is not UTF-8: Python keeps such bytes of arguments and file names as surrogates."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _is_origin(text: str) -> bool:

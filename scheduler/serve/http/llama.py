@@ -99,7 +99,7 @@ async def props(request: web.Request) -> web.Response:
             default_generation_settings=DefaultSettings(params=DEFAULTS, n_ctx=service.model.max_len),
             total_slots=len(service.engine.slots()),
             model_alias=service.model.names[0],
-            model_path=request.app[SETTINGS].model.name,
+            model_path=request.app[SETTINGS].file_name,
             modalities=Modalities(),
             chat_template=service.template_source,
             bos_token=service.token_name(service.tokenizer.bos_id),

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,14 @@ def test_only_loopback_hosts_are_private(host, public):
 def test_every_port_is_accepted_zero_being_any(port):
     assert ServeSettings(model=MODEL, port=port).port == port
     assert ServeSettings(model=MODEL, port=0, jsonl_port=0).jsonl_port == 0
+
+
+def test_a_name_that_is_not_utf_8_is_refused_and_a_files_is_shown_with_a_mark():
+    wrong = os.fsdecode(b"b\xffd")
+    with pytest.raises(SettingError, match="--served-model-name must be UTF-8"):
+        ServeSettings(model=MODEL, served_model_name=("right", wrong))
+    named_after_file = ServeSettings(model=Path(f"{wrong}.gguf"))
+    assert (named_after_file.model_name, named_after_file.file_name) == ("b\ufffdd", "b\ufffdd.gguf")
+    assert named_after_file.model_names == ("b\ufffdd",)
+    with pytest.raises(SettingError, match="1 to 107 bytes"):
+        ServeSettings(model=MODEL, unix_socket=Path(wrong * 50))
