@@ -286,6 +286,8 @@ class Scheduler:
             if ending.reason is FinishReason.LENGTH and sequence.output.matched is not None:
                 ending = Ending(FinishReason.STOP, sequence.output.matched)
 
+        if sequence.is_scored and sequence.num_computed < sequence.num_prompt:
+            events.append(PromptScored(sequence.request.id, (None, *sequence.prompt_logprobs)))
         sequence.finish_reason = ending.reason
         if sequence.slot is None:
             self._waiting.remove(sequence.request)

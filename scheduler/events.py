@@ -34,7 +34,7 @@ class PromptProgress(msgspec.Struct, frozen=True):
 
 
 class PromptScored(msgspec.Struct, frozen=True):
-    """The whole prompt has been scored: one entry per token, None for the first."""
+    """The prompt has been scored: one entry per token, None for the first; of one that was ended, as far as it was."""
 
     request_id: str
     logprobs: tuple[TokenLogprobs | None, ...]
@@ -89,7 +89,8 @@ class Finished(msgspec.Struct, frozen=True):
 
     `reason` is error if any choice failed (`error` says why in plain words, `cause` is the exception, for the log),
     abort if it was cancelled, length if any choice ran out of room, else stop; `choice_reasons` are the choices' own.
-    `prompt_logprobs` has one entry per prompt token, None for the first, if the request asked for them.
+    `prompt_logprobs` has one entry per prompt token, None for the first, if the request asked for them; fewer if it was
+    ended before.
     """
 
     request_id: str

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 from aiohttp import web
@@ -22,6 +22,9 @@ from scheduler.serve.wire.errors import ApiError, as_api_error, failure_of, inte
 
 Prepare = Callable[[Service, bytes], Form]
 
+SMALL_ANSWER = 512
+"""Tokens with their likeliest rivals that are written down in a few milliseconds; more of them off the event loop."""
+
 
 async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
     """The response to a call for text, whose body `prepare` understands.
@@ -36,13 +39,26 @@ async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
     try:
         if form.call.stream:
             return await _stream(request, form, running, settings)
-        return json_response(await _collect(form, running, settings))
+        choices, finished = await _collect(form, running, settings)
     finally:
         running.close()
 
+    def whole() -> web.Response:
+        return json_response(form.whole(choices, finished))
 
-async def _collect(form: Form, running: RunningCall, settings: ServeSettings) -> object:
-    """The whole answer. Raises `ApiError` if there is none."""
+    return await service.off_loop(whole) if _num_entries(choices, finished) > SMALL_ANSWER else whole()
+
+
+def _num_entries(choices: Sequence[CollectedChoice], finished: Sequence[Finished]) -> int:
+    """How many tokens an answer may have to tell of, those of a prompt for each of its choices."""
+    num_scored = max(len(event.prompt_logprobs or ()) for event in finished)
+    return sum(num_scored + len(choice.tokens) for choice in choices)
+
+
+async def _collect(
+    form: Form, running: RunningCall, settings: ServeSettings
+) -> tuple[list[CollectedChoice], list[Finished]]:
+    """All choices, and the end of every request. Raises `ApiError` if one failed."""
     call = form.call
     choices = [CollectedChoice() for _ in range(call.num_choices)]
     finished: dict[int, Finished] = {}
@@ -58,7 +74,7 @@ async def _collect(form: Form, running: RunningCall, settings: ServeSettings) ->
                     finished[position] = event
                 case _:
                     pass
-    return form.whole(choices, _in_order(finished))
+    return choices, _in_order(finished)
 
 
 async def _stream(

@@ -22,6 +22,7 @@ from scheduler.serve.wire.chat import (
 from scheduler.serve.wire.decode import decode
 from scheduler.serve.wire.generation import Answer
 from scheduler.serve.wire.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from scheduler.serve.wire.sampling import check_num_scored
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 
@@ -43,6 +44,7 @@ def chat_form(service: Service, body: bytes) -> AnswerForm:
     now = time_for(fields.chat)
     ids = service.ids_of_chat(fields.chat, now=now, limited=fields.truncate_prompt_tokens is None)
     prompt = service.check_prompt(fields, ids, param="messages")
+    check_num_scored(len(prompt), params)
     call = Call.of(
         fields,
         operation="chat",

@@ -13,8 +13,9 @@ from scheduler.serve.service import Service, TokenIds
 from scheduler.serve.wire.completions import Completion, CompletionChoice, CompletionRequest
 from scheduler.serve.wire.decode import decode
 from scheduler.serve.wire.generation import Answer
-from scheduler.serve.wire.logprobs import CompletionLog, CompletionLogprobs, joined, prompt_logprobs
-from scheduler.serve.wire.prompt import Prompt, prompts_of
+from scheduler.serve.wire.logprobs import CompletionLog, CompletionLogprobs, PromptLogprobs, joined, prompt_logprobs
+from scheduler.serve.wire.prompt import Prompt, check_num_choices, prompts_of
+from scheduler.serve.wire.sampling import check_num_scored
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
 
@@ -27,9 +28,9 @@ def completion_form(service: Service, body: bytes) -> AnswerForm:
     fields = decode(body, _DECODER)
     fields.check()
     model = service.model_name(fields.model)
-    scored = fields.prompt_logprobs
+    scored, scored_field = fields.prompt_logprobs, "prompt_logprobs"
     if scored is None and fields.echo:
-        scored = fields.logprobs
+        scored, scored_field = fields.logprobs, "logprobs"
     params = fields.sampling_params(
         logprobs=fields.logprobs,
         prompt_logprobs=scored,
@@ -37,8 +38,10 @@ def completion_form(service: Service, body: bytes) -> AnswerForm:
         encode=service.encode_plain,
     )
     given = prompts_of(fields.prompt)
+    check_num_choices(len(given), fields.num_choices)
     limited = fields.truncate_prompt_tokens is None
     prompts = [service.check_prompt(fields, _ids(service, prompt, limited=limited), param="prompt") for prompt in given]
+    check_num_scored(sum(map(len, prompts)), params, told=fields.num_choices, field=scored_field)
     call = Call.of(fields, operation="text_completion", prefix="cmpl", model=model, prompts=prompts, params=params)
     echoes = [_echo(service, *pair) for pair in zip(given, prompts, strict=True)] if fields.echo else None
     return CompletionForm(call, service, echoes, wants_prompt_logprobs=fields.prompt_logprobs is not None)
@@ -62,6 +65,9 @@ class CompletionForm(AnswerForm):
         self._echoes = echoes
         self._wants_prompt_logprobs = wants_prompt_logprobs
         self._logs: dict[int, CompletionLog] = {}
+        self._prompt_logs: dict[int, CompletionLogprobs] = {}
+        """By prompt: its choices share one."""
+        self._prompt_forms: dict[int, PromptLogprobs] = {}
 
     def _open(self, position: int, index: int) -> list[Answer]:
         if self._echoes is None and not self.call.return_token_ids and not self._wants_prompt_logprobs:
@@ -80,7 +86,9 @@ class CompletionForm(AnswerForm):
         if self.call.return_token_ids:
             choice.prompt_token_ids = self._request(position).prompt_ids
         if self._wants_prompt_logprobs and scored is not None:
-            choice.prompt_logprobs = prompt_logprobs(scored, self.service.tokenizer.token_bytes)
+            if position not in self._prompt_forms:
+                self._prompt_forms[position] = prompt_logprobs(scored, self.service.tokenizer.token_bytes)
+            choice.prompt_logprobs = self._prompt_forms[position]
 
     def _progress(self, position: int) -> Answer:
         return Completion(**self.common, choices=[CompletionChoice(index=self.call.index(position, 0), text="")])
@@ -124,8 +132,11 @@ class CompletionForm(AnswerForm):
         return choice
 
     def _prompt_log(self, position: int, scored: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
-        """The entries of the prompt's tokens."""
-        return CompletionLog(self.service.tokenizer.token_bytes).of(self._request(position).prompt_ids, scored)
+        """The entries of the prompt's tokens, as far as they have been scored."""
+        if position not in self._prompt_logs:
+            log = CompletionLog(self.service.tokenizer.token_bytes)
+            self._prompt_logs[position] = log.of(self._request(position).prompt_ids[: len(scored)], scored)
+        return self._prompt_logs[position]
 
     def _echo(self, position: int) -> str:
         return "" if self._echoes is None else self._echoes[position]

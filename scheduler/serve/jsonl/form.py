@@ -10,6 +10,7 @@ from scheduler.serve.http.answers import ids_of, logprobs_of
 from scheduler.serve.service import Service, time_for
 from scheduler.serve.wire.errors import failure_of
 from scheduler.serve.wire.logprobs import chat_logprobs, prompt_logprobs
+from scheduler.serve.wire.sampling import check_num_scored
 from scheduler.serve.wire.socket import (
     ChoiceEnding,
     ErrorEvent,
@@ -46,9 +47,11 @@ def jsonl_call(service: Service, operation: Generate) -> Call:
             ids, param = service.ids_of_text(text, limited=limited), "prompt"
         case given:
             ids, param = tuple(given), "prompt"
+    prompt = service.check_prompt(operation, ids, param=param)
+    check_num_scored(len(prompt), params)
     request = Request(
         id=f"jsonl-{operation.request_id or uuid.uuid4().hex}",
-        prompt_ids=service.check_prompt(operation, ids, param=param),
+        prompt_ids=prompt,
         params=params,
         n=operation.num_choices,
         priority=operation.priority or 0,

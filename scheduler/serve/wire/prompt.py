@@ -10,6 +10,8 @@ from scheduler.serve.wire.errors import invalid
 Prompt = str | list[int]
 
 MAX_PROMPTS = 256
+MAX_CALL_CHOICES = 1024
+"""Of all prompts of a call together: each costs some time of the event loop when it comes and when it goes."""
 
 
 def prompts_of(value: Any) -> list[Prompt]:
@@ -37,6 +39,13 @@ def prompts_of(value: Any) -> list[Prompt]:
         else:
             raise invalid("prompt", f"{place}: all prompts must be of one kind")
     return prompts
+
+
+def check_num_choices(num_prompts: int, n: int) -> None:
+    """Raise `ApiError` naming `n` if so many answers to each of so many prompts are too many for one call."""
+    if num_prompts * n > MAX_CALL_CHOICES:
+        message = f"n times the number of prompts must be <= {MAX_CALL_CHOICES}, got {n} x {num_prompts}"
+        raise invalid("n", message)
 
 
 def _text(value: str, place: str) -> str:

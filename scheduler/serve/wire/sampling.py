@@ -14,6 +14,8 @@ from scheduler.seed import draw_seed
 from scheduler.serve.wire.errors import invalid
 
 MAX_CHOICES = 128
+MAX_PROMPT_ENTRIES = 2**20
+"""Log-probabilities of prompts in one answer: so many are about 25 MB."""
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_LENGTH = 1024
 
@@ -133,6 +135,18 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         params = SamplingParams(**given)
         params.check_vocabulary(vocab_size)
         return params
+
+
+def check_num_scored(num_tokens: int, params: SamplingParams, *, told: int = 1, field: str = "prompt_logprobs") -> None:
+    """Raise `ApiError` naming `field` if an answer that tells `told` times of so many scored tokens is too large."""
+    if params.prompt_logprobs is None:
+        return
+    a_token = params.prompt_logprobs + 1
+    if told * num_tokens * a_token > MAX_PROMPT_ENTRIES:
+        times = f"{told} times " if told > 1 else ""
+        message = f"{field} {params.prompt_logprobs} of {num_tokens} prompt tokens {times}are "
+        message += f"{told * num_tokens * a_token} log-probabilities, the limit is {MAX_PROMPT_ENTRIES}"
+        raise invalid(field, message)
 
 
 def bad_word_ids(words: Sequence[str], encode: Encode) -> tuple[tuple[int, ...], ...]:

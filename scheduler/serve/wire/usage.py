@@ -98,4 +98,4 @@ def _ms(seconds: float) -> float:
 
 
 def _rate(count: int, seconds: float) -> float | None:
-    return round(count / seconds, 3) if seconds > 0 else None
+    return round(count / seconds, 3) if count and seconds > 0 else None

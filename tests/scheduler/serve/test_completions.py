@@ -1,9 +1,16 @@
 """POST /v1/completions: prompts of every shape, echo, log-probabilities."""
 
+import asyncio
+import threading
+from collections import Counter
+
 import pytest
 
+from scheduler.serve.http.completions import CompletionForm
+from scheduler.serve.wire import sampling
 from tests.fakes import FakeBackend
-from tests.scheduler.serve.rig import MAX_LEN
+from tests.live_server import parse_sse
+from tests.scheduler.serve.rig import HANG_GUARD_S, MAX_LEN, until
 
 PROMPTS = ["red is a", "two plus", "cat and"]
 
@@ -242,3 +249,104 @@ async def test_more_prompts_than_an_idle_server_takes_are_a_mistake_not_a_reason
     )
     reply = await server.complete(["a", "b", "c"], max_tokens=1)
     assert len(reply.json["choices"]) == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"echo": True, "logprobs": 1},
+        {"prompt_logprobs": 1},
+        {"echo": True, "logprobs": 1, "max_tokens": 0, "n": 3},
+        {"echo": True, "logprobs": 0, "prompt_logprobs": 1, "n": 2},
+    ],
+)
+@pytest.mark.parametrize("num_prompts", [1, 3])
+async def test_a_scored_prompt_that_is_ended_is_answered_with_what_there_is(serve, fields, num_prompts):
+    computed, prompt = 128, "Hello" * 40
+    opened = threading.Event()
+
+    def wait(work):
+        if work.chunk.start >= computed:
+            opened.wait(HANG_GUARD_S)
+
+    server = await serve(FakeBackend(fault=wait))
+    choices = []
+    try:
+        for stream in (False, True):
+            asked = {**fields, "request_id": "mine", "stream": stream, "seed": 1}
+            call = asyncio.create_task(server.complete([prompt] * num_prompts, **asked))
+            await until(lambda: server.engine.slots()[0].num_computed == computed)
+            await server.request("DELETE", "/v1/requests/mine")
+            reply = await call
+            assert reply.status == 200
+            if not stream:
+                timings = reply.json["timings"]
+                assert (timings["prompt_n"], timings["predicted_per_second"]) == (computed, None)
+                choices = reply.json["choices"]
+            opened.set()
+            await until(lambda: not server.engine.num_running)
+            await asyncio.sleep(0)
+            opened.clear()
+    finally:
+        opened.set()
+    assert len(choices) == num_prompts * fields.get("n", 1)
+    chunks = parse_sse(reply.body).chunks
+    for whole in choices:
+        own = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == whole["index"]]
+        assert [whole["finish_reason"], own[-1]["finish_reason"]] == ["abort", "abort"]
+        assert whole["text"] == "".join(choice["text"] for choice in own) == (prompt if "echo" in fields else "")
+        num_scored = computed + 1 if whole["index"] < fields.get("n", 1) else 1
+        if "echo" in fields:
+            assert whole["logprobs"]["tokens"] == list(prompt[:num_scored])
+            assert whole["logprobs"] == next(choice["logprobs"] for choice in own if choice["logprobs"])
+        if "prompt_logprobs" in fields:
+            assert len(whole["prompt_logprobs"]) == num_scored
+            assert [whole["prompt_logprobs"]] == [c["prompt_logprobs"] for c in own if "prompt_logprobs" in c]
+
+
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 2}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_scores_of_a_prompt_are_written_down_once_whatever_n(serve, fields, stream):
+    server = await serve()
+    looked_up = Counter()
+    token_bytes = server.service.tokenizer.token_bytes
+    server.service.tokenizer.token_bytes = lambda token_id: looked_up.update([token_id]) or token_bytes(token_id)
+    lookups = []
+    for n in (1, 8):
+        looked_up.clear()
+        assert (await server.complete("\x01\x02\x03", n=n, max_tokens=0, stream=stream, **fields)).status == 200
+        lookups.append([looked_up[token_id] for token_id in (1, 2, 3)])
+    assert lookups[0] == lookups[1]
+    assert min(lookups[0][1:]) > 0  # the first has no score
+
+
+async def test_a_large_answer_is_written_down_off_the_event_loop(server, monkeypatch):
+    threads = []
+    write = CompletionForm.whole
+    monkeypatch.setattr(
+        CompletionForm, "whole", lambda *args: threads.append(threading.current_thread()) or write(*args)
+    )
+    for n in (1, 2, 3):
+        asked = {"echo": True, "logprobs": 1, "n": n, "max_tokens": 0}
+        assert len((await server.complete("x" * 250, **asked)).json["choices"]) == n
+    assert [thread is threading.main_thread() for thread in threads] == [True, True, False]
+
+
+async def test_choices_of_a_call_are_limited_over_all_its_prompts(server):
+    prompts = ["x"] * 9
+    refused = await server.complete(prompts, n=128)
+    assert "n times the number of prompts must be <= 1024, got 128 x 9" in refused.refused(400, "n")["message"]
+    assert len((await server.complete(prompts[:8], n=128, max_tokens=0)).json["choices"]) == 1024
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"), [("logprobs", {"echo": True, "logprobs": 20}), ("prompt_logprobs", {"prompt_logprobs": 20})]
+)
+async def test_a_prompts_scores_that_make_too_large_an_answer_are_refused(server, monkeypatch, field, fields):
+    monkeypatch.setattr(sampling, "MAX_PROMPT_ENTRIES", 210)
+    asked = {"max_tokens": 0, **fields}
+    assert (await server.complete("Hello", n=2, **asked)).status == 200
+    for prompt, n in (("Hello!", 2), (["Hello", "you!!!"], 1), ("Hello", 3)):
+        (await server.complete(prompt, n=n, **asked)).refused(400, field)
+    told_once = [{"role": "user", "content": "x" * 100}]
+    (await server.chat(told_once, max_tokens=1, prompt_logprobs=20)).refused(400, "prompt_logprobs")
