@@ -1,14 +1,18 @@
 """Bodies: one read within its limits, one written within a client's patience and ours."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from types import MappingProxyType
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from scheduler.serve.http.serving import SETTINGS
 from scheduler.serve.wire.encode import encode_json
 from scheduler.serve.wire.errors import ApiError, invalid
+
+CLOSE: Mapping[str, str] = MappingProxyType({hdrs.CONNECTION: "close"})
+"""For refusals of a body that has not been read to its end."""
 
 
 class SlowReaderError(ConnectionError):
@@ -26,26 +30,37 @@ async def deliver(request: web.Request, writing: Awaitable[None], timeout_s: flo
         raise SlowReaderError(f"the client took nothing for {timeout_s} s") from None
 
 
-async def read_body(request: web.Request) -> bytes:
-    """The whole body. Raises `ApiError`: 413 too large, 408 too slow, 400 broken encoding."""
+def check_announced(request: web.Request) -> None:
+    """Raise `ApiError` if the head alone says that the body will not be read: 413 too large, 415 packed."""
     settings = request.app[SETTINGS]
+    packed = [value.strip() for line in request.headers.getall(hdrs.CONTENT_ENCODING, []) for value in line.split(",")]
+    if any(value.lower() not in {"", "identity"} for value in packed):
+        # What is small may unpack to what is not: nothing here unpacks anything.
+        message = f"bodies are taken as they are, not with Content-Encoding: {', '.join(packed)}"
+        raise ApiError(415, message, code="encoding_not_supported", headers={**CLOSE, hdrs.ACCEPT_ENCODING: "identity"})
     if (request.content_length or 0) > settings.max_body:
         raise too_large(settings.max_body)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises `ApiError`: 413 too large, 415 packed, 408 too slow, 400 broken transfer encoding."""
+    check_announced(request)
+    settings = request.app[SETTINGS]
     try:
         async with asyncio.timeout(settings.body_timeout):
             return await request.read()
     except TimeoutError:
         message = f"the body did not arrive within {settings.body_timeout} s"
-        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+        raise ApiError(408, message, code="body_timeout", headers=CLOSE) from None
     except web.HTTPRequestEntityTooLarge:
         raise too_large(settings.max_body) from None
     except (web.RequestPayloadError, HttpProcessingError):
-        raise invalid(None, "the body's transfer or content encoding is broken") from None
+        raise invalid(None, "the body's transfer encoding is broken") from None
 
 
 def too_large(max_body: int) -> ApiError:
     """The 413 that says how much would have been taken."""
-    return ApiError(413, f"the body is larger than {max_body} bytes", code="body_too_large")
+    return ApiError(413, f"the body is larger than {max_body} bytes", code="body_too_large", headers=CLOSE)
 
 
 def json_response(value: object, status: int = 200) -> web.Response:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Self
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from aiohttp.web_request import BaseRequest
 
 from scheduler.serve.logs import log_refused
@@ -22,18 +22,22 @@ IDLE_TIMEOUT_S = 75.0
 """Seconds a connection may stay open between requests, and before the first one."""
 LINGER_S = 10.0
 """Seconds the rest of a refused body is read and dropped, so that the client gets to read why."""
+VERSIONS = frozenset({HttpVersion10, HttpVersion11})
 TOO_MANY_HEADERS = "Too many headers received"
 """How aiohttp says it; it has no class of its own for it."""
 
 
 def error_response(error: ApiError) -> web.Response:
     """`error` as an HTTP response."""
-    return web.Response(
+    response = web.Response(
         status=error.status,
         body=encode_json(error.envelope),
         headers=dict(error.headers),
         content_type="application/json",
     )
+    if error.headers.get(hdrs.CONNECTION) == "close":
+        response.force_close()  # aiohttp does not look at the header
+    return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class _Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Take what the client sends; from the first byte of a request's head, the rest of it has a time limit."""
         super().data_received(data)
+        self._refuse_unknown_versions()
         waits_for_head = self._waiter is not None and not self._waiter.done()
         if not waits_for_head and self._head_is_late is not None:
             self._head_is_late.cancel()
@@ -77,6 +82,13 @@ class _Connection(RequestHandler):
         elif waits_for_head and self._head_is_late is None:
             loop = asyncio.get_running_loop()
             self._head_is_late = loop.call_later(self._limits.head_s, self._give_up_on_head)
+
+    def _refuse_unknown_versions(self) -> None:
+        """Let what is neither HTTP/1.0 nor 1.1 be answered as no HTTP: aiohttp would answer in the client's version."""
+        for place, (message, payload) in enumerate(self._messages):
+            if not isinstance(message, _ErrInfo) and message.version not in VERSIONS:
+                error = BadHttpMessage("unknown version")
+                self._messages[place] = (_ErrInfo(status=400, exc=error, message=error.message), payload)
 
     def _give_up_on_head(self) -> None:
         if self.transport is not None:
@@ -152,6 +164,7 @@ class Runner(web.AppRunner):
             access_log=None,
             keepalive_timeout=IDLE_TIMEOUT_S,
             lingering_time=LINGER_S,
+            auto_decompress=False,
         )
 
 

@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler
 from engine.errors import LockstepError
 from scheduler.serve import prometheus
 from scheduler.serve.http.answering import answer
-from scheduler.serve.http.body import deliver, json_response, too_large
+from scheduler.serve.http.body import check_announced, deliver, json_response
 from scheduler.serve.http.chat import chat_form
 from scheduler.serve.http.completions import completion_form
 from scheduler.serve.http.docs import page
@@ -256,11 +256,10 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
     if request.headers[hdrs.EXPECT].lower() != "100-continue":
         error = ApiError(417, "of all expectations only 100-continue is known", code="expectation_failed")
         return _refusal(request, error)
-    max_body = request.app[SETTINGS].max_body
-    if (request.content_length or 0) > max_body:
-        refusal = _refusal(request, too_large(max_body))
-        refusal.force_close()
-        return refusal
+    try:
+        check_announced(request)
+    except ApiError as error:
+        return _refusal(request, error)
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     return None
 

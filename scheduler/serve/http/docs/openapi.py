@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 ANYWHERE = (401, 403, 500, 503)
 """What any route may refuse with: no key, a foreign page, a fault of ours, a model that is not there yet."""
-WITH_A_BODY = (400, 408, 413)
+WITH_A_BODY = (400, 408, 413, 415)
 
 REFUSALS = {
     400: "The body cannot be answered as it is; `param` names the field.",
@@ -30,6 +30,7 @@ REFUSALS = {
     404: "There is no such thing: a model, a request.",
     408: "The body did not arrive in time.",
     413: "The body is larger than `--max-body`.",
+    415: "The body has a `Content-Encoding`.",
     429: "The queue is full. `Retry-After` says when to try again.",
     500: "The server failed; its log says why.",
     501: "Not implemented.",
