@@ -31,7 +31,7 @@ T = TypeVar("T")
 TokenIds = tuple[int, ...]
 
 MAX_CONTEXTS = 16
-"""How many contexts' worth of text is tokenized where the whole need not fit into one."""
+"""How many contexts' worth of text is tokenized, or of tokens made text, where the whole need not fit into one."""
 
 
 class Tokenizer(Protocol):
@@ -219,6 +219,13 @@ class Service:
         if len(ids) >= self.model.max_len:
             raise self._too_long(str(ContextLengthError(len(ids), self.model.max_len)), param)
         return ids
+
+    def check_count(self, ids: Sequence[int], *, param: str) -> None:
+        """Raise `ApiError` naming `param` if there are more `ids` than fit into `MAX_CONTEXTS` contexts."""
+        most = MAX_CONTEXTS * self.model.max_len
+        if len(ids) > most:
+            message = f"{param} may hold {most} ids ({MAX_CONTEXTS} contexts), got {len(ids)}"
+            raise self._too_long(message, param)
 
     def encode_plain(self, text: str) -> list[int]:
         """The ids of a piece of text that is no prompt of its own. In the pool."""

@@ -78,6 +78,7 @@ def _detokenized(service: Service, body: bytes) -> Detokenized:
     fields = decode(body, _DETOKENIZE)
     service.model_name(fields.model)
     ids = ids_of_json(fields.tokens, "tokens")
+    service.check_count(ids, param="tokens")
     check_token_ids("tokens", ids, service.tokenizer.vocab_size)
     text = service.tokenizer.decode(ids, skip_special=False)
     return Detokenized(prompt=text, content=text)

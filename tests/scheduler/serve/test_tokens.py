@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler.serve.service import MAX_CONTEXTS
 from tests.scheduler.serve.rig import MAX_LEN, chat_body
 
 
@@ -45,6 +46,13 @@ async def test_one_thing_at_a_time_is_tokenized(server, body):
 async def test_detokenize_answers_by_both_names(server):
     reply = (await server.post("/detokenize", {"tokens": [72, 195, 169, 257]})).json
     assert reply == {"prompt": "Hé<|im_end|>", "content": "Hé<|im_end|>"}
+
+
+async def test_detokenize_takes_as_much_as_tokenize_and_no_more(server):
+    most = [72] * (MAX_CONTEXTS * MAX_LEN)
+    assert (await server.post("/detokenize", {"tokens": most})).json["content"] == "H" * len(most)
+    error = (await server.post("/detokenize", {"tokens": [*most, 72]})).refused(400, "tokens")
+    assert error["code"] == "context_length_exceeded"
 
 
 async def test_a_template_is_applied_and_nothing_generated(server):
