@@ -23,6 +23,8 @@ LogFormat = Literal["console", "json"]
 ANY_MODEL_NAME = "*"
 ANY_ORIGIN = "*"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+MAX_THREADS = 256
+"""More than any machine this is made for has cores. Thousands would take longer to start than anyone waits."""
 MAX_UNIX_PATH = 107
 """Bytes of a Unix socket's path: Linux's sockaddr_un.sun_path without its closing zero."""
 
@@ -160,7 +162,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("slots", "prefill_chunk", "max_body", "max_connections"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         if self.threads is not None:
-            _check("threads", self.threads, self.threads >= 1, ">= 1")
+            _check("threads", self.threads, 1 <= self.threads <= MAX_THREADS, f"in [1, {MAX_THREADS}]")
         for name in ("max_queue", "max_queue_tokens"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
         if self.context is not None:
@@ -183,7 +185,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
                 _check(name, value, value == _readable(value), "UTF-8")
         for key in self.api_key:
             # Its value is a secret: the message shows it only where it is empty.
-            _check("api_key", key and "one with a space", key.split() == [key], "not empty and without spaces")
+            _check("api_key", key and "one with a space", key.split() == [key], "not blank and without spaces")
         for origin in self.cors_origin:
             _check("cors_origin", origin, _is_origin(origin), "an origin such as https://app.example:8443, null, or *")
         _check("ssl_key", str(self.ssl_key), self.ssl_key is None or self.ssl_cert is not None, "with --ssl-cert")

@@ -20,7 +20,8 @@ def test_the_defaults_listen_on_loopback_only_with_sixteen_slots():
     ("option", "value", "limit"),
     [
         ("slots", 0, ">= 1"),
-        ("threads", 0, ">= 1"),
+        ("threads", 0, r"in \[1, 256\]"),
+        ("threads", 257, r"in \[1, 256\]"),
         ("prefill_chunk", -1, ">= 1"),
         ("context", 1, ">= 2"),
         ("max_queue", -1, ">= 0"),
