@@ -130,6 +130,13 @@ def _click_type(kind: msgspec.inspect.Type) -> "tuple[click.ParamType[Any], bool
             raise AssertionError(f"no option is made of {kind}")
 
 
+def _check_key_variable(keys: tuple[str, ...]) -> None:
+    """Raise `ClientError` rather than serve everyone where a key was meant, such as by a variable that has none."""
+    name = ENV_PREFIX + "API_KEY"
+    if not keys and name in os.environ:
+        raise ClientError(f"{name} is set but blank: put a key in it, or unset it to need none")
+
+
 @click.command("serve")
 @click.argument("model", default=DEFAULT_MODEL, envvar=ENV_PREFIX + "MODEL")
 @click.option(
@@ -150,6 +157,7 @@ def command(model: str, **options: Any) -> None:
     """
     for warning in unknown_variables(os.environ):
         click.echo(f"Warning: {warning}", err=True)
+    _check_key_variable(options["api_key"])
     settings = ServeSettings(model=Path(model), **options)
     if not settings.served_model_name and model in KNOWN_MODELS:
         settings = msgspec.structs.replace(settings, served_model_name=(model,))

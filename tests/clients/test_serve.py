@@ -128,6 +128,18 @@ def test_every_setting_can_be_in_the_file(command, model, config, name):
     assert getattr(command.run(model, "--config", config(line)), name) == expected
 
 
+@pytest.mark.parametrize("blank", ["", "  ", "\t\n"])
+def test_a_blank_key_does_not_open_the_server(command, model, blank):
+    assert "LOCKSTEP_API_KEY is set but blank" in command.refusal(model, API_KEY=blank)
+    assert command.run(model, "--api-key", "k", API_KEY=blank).api_key == ("k",)
+
+
+def test_a_blank_key_does_not_beat_those_of_the_file_by_none(command, model, config):
+    path = config('api-key = ["k"]\n')
+    assert command.run(model, "--config", path, API_KEY="").api_key == ("k",)
+    assert "set but blank" in command.refusal(model, "--config", path, API_KEY="  ")
+
+
 def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(command, model, config):
     path = config("slots = 2\nport = 2\ngrace = 2\n")
     settings = command.run(model, "--slots", "4", CONFIG=path, SLOTS="3", PORT="3")
