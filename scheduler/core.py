@@ -303,7 +303,7 @@ class Scheduler:
             ChoiceFinished(request.id, sequence.index, ending.reason, ending.stop_reason, len(sequence.output_ids))
         )
         choices = self._requests[request.id]
-        if all(choice.is_finished for choice in choices):
+        if all(choice.is_finished for choice in reversed(choices)):  # the last ones start last, and mostly end last
             del self._requests[request.id]
             event = finished(choices, now, error)
             self.metrics.on_finished(event, choices)

@@ -582,3 +582,14 @@ def test_only_choices_that_run_have_an_output_open():
     assert opened == [0, 1, 2, 3]
     driver.abort("a")
     assert driver.finished("a").choice_reasons[4:] == (FinishReason.ABORT,) * 46
+
+
+def test_ending_many_choices_looks_at_each_a_few_times_only(monkeypatch):
+    looks = []
+    is_finished = Sequence.is_finished.fget
+    monkeypatch.setattr(Sequence, "is_finished", property(lambda one: looks.append(one) or is_finished(one)))
+    driver = Driver(n_slots=2)
+    driver.submit("a", n=128)
+    driver.abort("a")
+    assert driver.finished().choice_reasons == (FinishReason.ABORT,) * 128
+    assert len(looks) <= 4 * 128
