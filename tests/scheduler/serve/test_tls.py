@@ -202,7 +202,7 @@ async def test_sighup_reads_the_keys_again(tmp_path, capfd):
     async def change_keys_when_ready():
         while not (line := capfd.readouterr().out):  # noqa: ASYNC110 - stdout wakes nobody
             await asyncio.sleep(0.01)
-        url = json.loads(line)["url"] + "/v1/models"
+        url = json.loads(line.splitlines()[0])["url"] + "/v1/models"
         async with aiohttp.ClientSession() as session:
             keys.write_text("new\n")
             os.kill(os.getpid(), signal.SIGHUP)
