@@ -19,7 +19,7 @@ from scheduler.serve.http import protocol
 from scheduler.serve.rendering import isolated, worker
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire import decode, prompt
-from scheduler.serve.wire.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_CHOICES
+from scheduler.serve.wire.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_CHOICES, MAX_PROMPT_ENTRIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(ServeSettings)}
@@ -46,6 +46,11 @@ def test_its_defaults_are_those_of_the_server(option, told):
         ("nesting of a JSON body", f"{decode.MAX_DEPTH} levels"),
         ("`n`", f"{MAX_CHOICES}"),
         ("prompts in one call", f"{prompt.MAX_PROMPTS}"),
+        ("`n` times the prompts of one call", f"{prompt.MAX_CALL_CHOICES:,}"),
+        (
+            "log-probabilities of prompts in one answer, those of `/v1/completions` once for each choice",
+            f"{MAX_PROMPT_ENTRIES:,}",
+        ),
         ("`stop`", f"{MAX_STOP_STRINGS} strings of {MAX_STOP_LENGTH:,} characters"),
         ("`stop_token_ids`", f"{MAX_STOP_TOKENS:,}"),
         ("`logit_bias`", f"{MAX_LOGIT_BIAS:,} tokens"),
