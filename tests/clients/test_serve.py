@@ -136,8 +136,8 @@ def test_a_blank_key_does_not_open_the_server(command, model, blank):
 
 def test_a_blank_key_does_not_beat_those_of_the_file_by_none(command, model, config):
     path = config('api-key = ["k"]\n')
-    assert command.run(model, "--config", path, API_KEY="").api_key == ("k",)
     assert "set but blank" in command.refusal(model, "--config", path, API_KEY="  ")
+    assert command.run(model, "--config", path, API_KEY="").api_key == ("k",)
 
 
 def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(command, model, config):
