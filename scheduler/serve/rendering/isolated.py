@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from engine.chat import ChatTemplate, RenderedChat
-from engine.errors import ParamError, TemplateError
+from engine.errors import LockstepError, ParamError, TemplateError
 from scheduler.serve.rendering import worker
 from scheduler.serve.rendering.frames import HEADER_BYTES, Answer, Rendered, frame_length, send_frame
 
@@ -36,6 +36,10 @@ MAX_ANSWER = 64 * 2**20
 _DECODER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("lockstep.rendering")
+
+
+class RenderingProcessError(LockstepError):
+    """The process that renders chats does not start, which is no fault of the template."""
 
 
 class IsolatedTemplate:
@@ -54,7 +58,10 @@ class IsolatedTemplate:
         return self._template.source
 
     def check(self) -> None:
-        """Return when the template is compiled and ready to render. Raises `TemplateError` if it cannot be."""
+        """Return when the template is compiled and ready to render.
+
+        Raises `TemplateError` if it cannot be, and `RenderingProcessError`.
+        """
         with self._lock, self._replacing_what_fails():
             _pieces(self._process.compiled())
 
@@ -68,7 +75,10 @@ class IsolatedTemplate:
         now: Callable[[], datetime] | None = None,
         **template_kwargs: Any,
     ) -> RenderedChat:
-        """`ChatTemplate.render`, with a clock that stands still. Raises `TemplateError` if it takes too much."""
+        """`ChatTemplate.render`, with a clock that stands still.
+
+        Raises `TemplateError` if it takes too much, and `RenderingProcessError`.
+        """
         options = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
@@ -137,9 +147,21 @@ class _Process:
             )
 
     def compiled(self) -> Answer:
-        """The worker's answer to its template, which it gets with the first call. Raises `_FailedError`."""
+        """The worker's answer to its template, which it gets with the first call.
+
+        Raises `_FailedError`, and `RenderingProcessError` if it does not come so far as to look at the template.
+        """
         if self._compiled is None:
-            self._compiled = self._exchange(pickle.dumps(self._template, pickle.HIGHEST_PROTOCOL), START_S)
+            try:
+                self._exchange(pickle.dumps(self._template, pickle.HIGHEST_PROTOCOL), START_S)
+            except _FailedError:
+                self.kill()
+                message = (
+                    f"the process that renders chats does not start (it ended with status {self._process.wait()}): "
+                    "is there memory for it, and may this server start processes?"
+                )
+                raise RenderingProcessError(message) from None
+            self._compiled = self._exchange(None, START_S)
         return self._compiled
 
     def ask(self, question: bytes) -> Answer:
@@ -161,11 +183,13 @@ class _Process:
         self._process.wait()
         self._connection.close()
 
-    def _exchange(self, question: bytes, timeout_s: float) -> Answer:
+    def _exchange(self, question: bytes | None, timeout_s: float) -> Answer:
+        """The answer to `question`, or one more to the last if it is None. Raises `_FailedError`."""
         deadline = time.monotonic() + timeout_s
         try:
             self._connection.settimeout(timeout_s)
-            send_frame(self._connection, question)
+            if question is not None:
+                send_frame(self._connection, question)
             length = frame_length(self._receive(HEADER_BYTES, deadline))
             if length > MAX_ANSWER:
                 raise _FailedError(f"writes more than {MAX_ANSWER} bytes")

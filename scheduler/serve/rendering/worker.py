@@ -36,6 +36,7 @@ def main(cpu_s: float) -> None:
     with socket.socket(fileno=0) as server:
         template: ChatTemplate = pickle.loads(_frame(server))  # noqa: S301 - the server's, who trusts us less
         _give_up_rights()
+        send_frame(server, msgspec.msgpack.encode(Rendered(())))  # from here on, what goes wrong is the template's
         _answer(server, cpu_s, functools.partial(_compiled, template))
         while True:
             question = pickle.loads(_frame(server))  # noqa: S301
@@ -51,6 +52,9 @@ def _give_up_rights() -> None:
         (resource.RLIMIT_NOFILE, 0),
         (resource.RLIMIT_NPROC, 0),
     ):
+        _, most = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            allowed = min(allowed, most)  # noqa: PLW2901 - nobody may allow himself more
         resource.setrlimit(limit, (allowed, allowed))
 
 

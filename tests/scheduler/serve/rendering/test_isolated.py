@@ -13,7 +13,7 @@ import pytest
 from engine.chat import ChatTemplate
 from engine.errors import ParamError, TemplateError
 from scheduler.serve.rendering import isolated
-from scheduler.serve.rendering.isolated import IsolatedTemplate
+from scheduler.serve.rendering.isolated import IsolatedTemplate, RenderingProcessError
 from tests.live_server import wait_for
 from tests.tiny_model import CHATML
 
@@ -103,6 +103,26 @@ def test_what_would_go_on_for_ever_is_killed_and_the_next_chat_rendered(attack):
         assert attacked(template) == "the chat template takes more than 0.2 s of computing"
         assert not process.is_running()
         assert template.render(HI).text == "fine"
+
+
+def test_a_process_that_does_not_start_is_no_fault_of_the_template(monkeypatch):
+    monkeypatch.setattr(isolated, "_environment", lambda: {"PYTHONHOME": os.devnull})
+    with rendering() as template:
+        for attempt in (template.check, lambda: template.render(HI)):
+            with pytest.raises(RenderingProcessError, match=r"does not start \(it ended with status 1\)"):
+                attempt()
+        monkeypatch.undo()
+        assert template.render(HI) == source(CHATML).render(HI)
+
+
+def test_a_process_under_tighter_limits_than_it_would_set_still_renders(monkeypatch):
+    def popen(arguments, **options):
+        return real(("prlimit", f"--as={400_000 * 1024}", "--nofile=64", *arguments), **options)
+
+    real = isolated.subprocess.Popen
+    monkeypatch.setattr(isolated.subprocess, "Popen", popen)
+    with rendering() as template:
+        assert template.render(HI) == source(CHATML).render(HI)
 
 
 def test_constants_that_take_for_ever_are_found_out_when_the_template_is_checked():
