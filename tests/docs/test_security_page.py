@@ -17,6 +17,7 @@ from scheduler.defaults import MAX_CONTEXT
 from scheduler.serve import tls
 from scheduler.serve.http import protocol
 from scheduler.serve.rendering import isolated, worker
+from scheduler.serve.service import MAX_CONTEXTS
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire import decode, prompt
 from scheduler.serve.wire.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_CHOICES, MAX_PROMPT_ENTRIES
@@ -44,6 +45,8 @@ def test_its_defaults_are_those_of_the_server(option, told):
         ("a connection without a request", f"{protocol.IDLE_TIMEOUT_S:g} seconds"),
         ("a TLS handshake", f"{tls.HANDSHAKE_S:g} seconds"),
         ("nesting of a JSON body", f"{decode.MAX_DEPTH} levels"),
+        ("items in the arrays and objects of a JSON body, together", f"{decode.MAX_ITEMS:,}"),
+        ("tokens given to `/detokenize`", f"{MAX_CONTEXTS} contexts"),
         ("`n`", f"{MAX_CHOICES}"),
         ("prompts in one call", f"{prompt.MAX_PROMPTS}"),
         ("`n` times the prompts of one call", f"{prompt.MAX_CALL_CHOICES:,}"),
