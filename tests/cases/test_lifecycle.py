@@ -49,7 +49,7 @@ def test_31_streams_cut_off_by_their_clients_leave_nothing_behind(server: LiveSe
     for _ in range(3):
         round_of_broken_streams()
     fds, memory = process.num_fds(), process.memory_info().rss
-    for _ in range(25):
+    for _ in range(197):
         round_of_broken_streams()
     wait_for(lambda: process.num_fds() <= fds, "descriptors to be closed")
     assert process.memory_info().rss < memory + 50e6
