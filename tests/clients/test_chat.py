@@ -178,10 +178,13 @@ async def test_on_a_terminal_there_is_a_prompt_and_ctrl_d_ends(canned):
     process = await asyncio.create_subprocess_exec(*command, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
 
+    unread = b""
+
     async def read_until(text: bytes) -> None:
-        seen = b""
-        while text not in seen:
-            seen += await asyncio.to_thread(os.read, ours, 1000)
+        nonlocal unread
+        while text not in unread:
+            unread += await asyncio.to_thread(os.read, ours, 1000)
+        unread = unread.partition(text)[2]
 
     await read_until(b"/help")
     await read_until(b"> ")
