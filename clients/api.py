@@ -32,20 +32,27 @@ class LockstepClient:
         self.base_url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
+        self._fresh_session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            connector=aiohttp.TCPConnector(limit=0),
-        )
+        self._session = self._new_session(aiohttp.TCPConnector(limit=0))
+        self._fresh_session = self._new_session(aiohttp.TCPConnector(limit=0, force_close=True))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._session is not None
+        assert self._fresh_session is not None
         await self._session.close()
+        await self._fresh_session.close()
+
+    def _new_session(self, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            connector=connector,
+        )
 
     async def health(self) -> bool:
         """Whether the server is ready: False while it loads its model."""
@@ -113,14 +120,18 @@ class LockstepClient:
             raise UnreachableError(f"{self.base_url}: {error or type(error).__name__}") from error
 
     async def _response(self, method: str, path: str, body: Json | None) -> aiohttp.ClientResponse:
-        """The response, asked for once more where a connection that was kept open turns out to be closed."""
+        """The response; if a kept connection turns out to be closed, it is asked for once more, on a new connection.
+
+        Not on the next one that was kept: a server that closes one has often closed them all.
+        """
         assert self._session is not None, "use `async with LockstepClient(...)`"
+        assert self._fresh_session is not None
         try:
             return await self._session.request(method, self.base_url + path, json=body)
         except aiohttp.ClientConnectorError:
             raise
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            return await self._session.request(method, self.base_url + path, json=body)
+            return await self._fresh_session.request(method, self.base_url + path, json=body)
 
 
 async def _raise_for_error(response: aiohttp.ClientResponse) -> None:

@@ -111,14 +111,18 @@ async def test_cancelling_the_reader_hangs_up(canned):
         await canned.ended.wait()
 
 
-async def test_a_connection_the_server_has_closed_meanwhile_costs_no_answer():
+async def test_connections_the_server_has_closed_meanwhile_cost_no_answer():
+    """However many were kept: the second asking takes a new one, not the next of those that are closed as well."""
     num_connections = 0
+    all_asked = asyncio.Barrier(2)
 
     async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_connections
         num_connections += 1
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n{"data":[{"id":"m"}]}')
+        if num_connections <= 2:
+            await all_asked.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         with contextlib.suppress(asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
         writer.close()
@@ -126,8 +130,9 @@ async def test_a_connection_the_server_has_closed_meanwhile_costs_no_answer():
     async with await asyncio.start_server(answer_once, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with LockstepClient(f"http://127.0.0.1:{port}") as client:
-            assert await client.models() == await client.models() == ["m"]
-    assert num_connections == 2
+            assert await asyncio.gather(client.complete("a"), client.complete("b")) == [{}, {}]
+            assert await client.complete("c") == {}
+    assert num_connections == 3
 
 
 async def test_nobody_at_the_address_says_how_to_start_a_server():
