@@ -38,6 +38,7 @@ from scheduler.serve.wire.info import (
     SlotState,
     Status,
     Version,
+    WorkerLoad,
 )
 from scheduler.serve.wire.llama import LlamaAnswer, LlamaRequest, Props
 from scheduler.serve.wire.requests import RequestDeleted, RequestState
@@ -99,6 +100,7 @@ def routing_table() -> tuple[Route, ...]:
         Route("GET", "/ping", health, gives=Status),
         Route("POST", "/ping", health, gives=Status),
         Route("GET", "/load", load, gives=Load),
+        Route("GET", "/get_load", worker_load, gives=WorkerLoad),
         Route("GET", "/metrics", metrics, gives=str, media_type="text/plain"),
         Route("GET", "/slots", slots, gives=list[SlotState]),
         Route("GET", "/props", props, gives=Props),
@@ -173,6 +175,11 @@ async def slots(request: web.Request) -> web.Response:
 async def load(request: web.Request) -> web.Response:
     """How many requests have been taken in and are not finished."""
     return json_response(Load(server_load=request.app[SERVING].get().engine.num_unfinished))
+
+
+async def worker_load(request: web.Request) -> web.Response:
+    """The same in the words of routers, which ask every replica."""
+    return json_response(WorkerLoad(load=request.app[SERVING].get().engine.num_unfinished))
 
 
 async def version(_request: web.Request) -> web.Response:

@@ -65,3 +65,9 @@ class Load(msgspec.Struct, kw_only=True):
     """How many requests have been taken in and are not finished."""
 
     server_load: int
+
+
+class WorkerLoad(msgspec.Struct, kw_only=True):
+    """The same number, by the name vllm-router reads."""
+
+    load: int

@@ -99,14 +99,15 @@ async def test_a_name_is_taken_while_its_call_runs_whatever_the_path(busy):
     assert (await busy.chat(request_id="first", max_tokens=1)).status == 200
 
 
-async def test_load_counts_requests_that_are_not_finished(busy):
-    assert (await busy.get("/load")).json == {"server_load": 1}
+@pytest.mark.parametrize(("path", "name"), [("/load", "server_load"), ("/get_load", "load")])
+async def test_load_counts_requests_that_are_not_finished(busy, path, name):
+    assert (await busy.get(path)).json == {name: 1}
     waiting = asyncio.create_task(busy.complete(max_tokens=1))
     await until(lambda: busy.engine.num_unfinished == 2)
-    assert (await busy.get("/load")).json == {"server_load": 2}
+    assert (await busy.get(path)).json == {name: 2}
     await busy.request("DELETE", "/v1/requests/first")
     await waiting
-    assert (await busy.get("/load")).json == {"server_load": 0}
+    assert (await busy.get(path)).json == {name: 0}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -25,6 +25,7 @@ ANSWERED = {
     "RequestState.waits_for": "`slot`, or `prefill` of an earlier prompt, or null: it is being computed.",
     "aborted": "Whether there was such a call, unfinished.",
     "server_load": "Requests taken in and not finished.",
+    "WorkerLoad.load": "Requests taken in and not finished.",
     "max_tokens": "How many tokens the answer may have.",
     "choices": "Of all prompts, those of the first prompt first.",
     "finish_reason": "`stop`, `length` or `abort`; null while the choice goes on.",

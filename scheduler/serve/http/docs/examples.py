@@ -224,6 +224,7 @@ EXAMPLES = {
     "GET /ping": Example(answered={"status": "ok"}),
     "POST /ping": Example(answered={"status": "ok"}),
     "GET /load": Example(answered={"server_load": 0}),
+    "GET /get_load": Example(answered={"load": 0}),
     "GET /slots": Example(
         answered=[
             {
