@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import structlog
 from aiohttp import web
 
-from engine.errors import LockstepError
 from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished
 from scheduler.request import FinishReason
@@ -18,7 +17,7 @@ from scheduler.serve.http.serving import SERVING, SETTINGS
 from scheduler.serve.http.sse import EventWriter
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
-from scheduler.serve.wire.errors import ApiError, as_api_error, failure_of, internal_error
+from scheduler.serve.wire.errors import REFUSALS, ApiError, as_api_error, failure_of, internal_error
 
 Prepare = Callable[[Service, bytes], Form]
 
@@ -86,7 +85,7 @@ async def _stream(
             await _stream_events(form, running, settings, writer)
         except ConnectionError:
             raise
-        except LockstepError as error:
+        except REFUSALS as error:
             await writer.send(as_api_error(error).envelope, done=form.has_done)
         except Exception:  # noqa: BLE001 - logged; the status line is sent, so the stream itself must say so
             structlog.get_logger("lockstep.http").exception("stream failed", request_id=form.call.id)

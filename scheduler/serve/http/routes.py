@@ -8,7 +8,6 @@ import structlog
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from engine.errors import LockstepError
 from scheduler.serve import prometheus
 from scheduler.serve.http.answering import answer
 from scheduler.serve.http.body import check_announced, deliver, json_response
@@ -30,7 +29,7 @@ from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.chat import ChatChunk, ChatCompletion, ChatRequest
 from scheduler.serve.wire.completions import Completion, CompletionRequest
 from scheduler.serve.wire.encode import encode_json
-from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error, unavailable
+from scheduler.serve.wire.errors import REFUSALS, ApiError, as_api_error, internal_error, unavailable
 from scheduler.serve.wire.info import (
     Load,
     ModelCard,
@@ -222,7 +221,7 @@ async def _failures(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except web.HTTPException as error:
         return _refusal(request, _of_aiohttp(request, error))
-    except LockstepError as error:
+    except REFUSALS as error:
         return _refusal(request, as_api_error(error))
     except ConnectionError:
         raise

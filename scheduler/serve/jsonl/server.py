@@ -11,7 +11,6 @@ import re
 import msgspec
 import structlog
 
-from engine.errors import LockstepError
 from scheduler.events import Finished
 from scheduler.serve.call import Call, RunningCall
 from scheduler.serve.jsonl.form import JsonlForm, jsonl_call
@@ -21,7 +20,7 @@ from scheduler.serve.logs import log_refused
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.decode import decode
-from scheduler.serve.wire.errors import ApiError, as_api_error, internal_error, invalid
+from scheduler.serve.wire.errors import REFUSALS, ApiError, as_api_error, internal_error, invalid
 from scheduler.serve.wire.socket import Auth, Cancel, ErrorEvent, Generate, Id, Operation
 
 FIRST_PROBE_S, LAST_PROBE_S = 0.05, 1.0
@@ -183,8 +182,12 @@ class _Connection:
         try:
             call = await self._service.off_loop(jsonl_call, self._service, operation)
             running = RunningCall(self._service, call, headers={})
-        except LockstepError as refusal:
+        except REFUSALS as refusal:
             await self._refuse(operation.id, as_api_error(refusal))
+            return
+        except Exception:  # noqa: BLE001 - logged; it ends this request, not the others of the connection
+            structlog.get_logger("lockstep.jsonl").exception("request failed")
+            await self._refuse(operation.id, internal_error())
             return
         self._running[operation.id] = running
         answer = asyncio.create_task(self._answer(operation.id, call, running))

@@ -67,8 +67,14 @@ def internal_error(message: str = "the server failed to answer this request") ->
     return ApiError(500, message, kind="server_error", code="internal_error")
 
 
-def as_api_error(error: LockstepError) -> ApiError:
-    """The refusal that tells a client of `error`."""
+REFUSALS = (ApiError, ParamError, ContextLengthError, TemplateError, QueueFullError, DrainingError)
+"""What a client is told of, for `except`. Any other error is a fault of ours: it goes to the log."""
+
+
+def as_api_error(
+    error: ApiError | ParamError | ContextLengthError | TemplateError | QueueFullError | DrainingError,
+) -> ApiError:
+    """The refusal that tells a client of `error`, one of `REFUSALS`."""
     match error:
         case ApiError():
             return error
@@ -88,8 +94,6 @@ def as_api_error(error: LockstepError) -> ApiError:
             )
         case DrainingError():
             return unavailable("the server is shutting down")
-        case _:
-            return internal_error()
 
 
 def failure_of(finished: Finished) -> ApiError:

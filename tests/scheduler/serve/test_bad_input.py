@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
+from engine.errors import CacheError
 from tests.scheduler.serve.rig import MAX_LEN, FakeTemplate
 
 HI = '"messages":[{"role":"user","content":"Hi"}]'
@@ -291,6 +293,19 @@ async def test_a_template_that_breaks_is_our_fault_and_told_without_names(serve)
     server = await serve(template=Broken())
     error = (await server.chat()).refused(500)
     assert "secret" not in error["message"]
+
+
+async def test_an_error_of_ours_that_no_client_can_cause_is_in_the_log(serve):
+    class Broken(FakeTemplate):
+        def render(self, *_args, **_kwargs):
+            raise CacheError("a gap in the cache")
+
+    server = await serve(template=Broken())
+    with capture_logs() as logged:
+        error = (await server.chat()).refused(500)
+    assert "cache" not in error["message"]
+    (line,) = [line for line in logged if line["event"] == "handler failed"]
+    assert (line["log_level"], line["path"], line["exc_info"]) == ("error", "/v1/chat/completions", True)
 
 
 async def test_an_unknown_model_is_not_found(server):

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from engine.batch import RowError
+from engine.errors import CacheError
 from engine.params import SamplingParams
 from scheduler.request import Request
 from scheduler.serve.jsonl.lines import LineWriter
@@ -351,6 +353,26 @@ async def test_a_request_that_fails_ends_with_an_error_and_the_others_go_on():
         assert "secret" not in json.dumps(events)
         assert _text(events, "good") == _expected("good")
         await socket.idle()
+
+
+@pytest.mark.parametrize("fault", [KeyError, CacheError])
+async def test_a_request_that_cannot_be_prepared_by_a_fault_of_ours_ends_alone_and_is_logged(fault):
+    class Broken(rig.FakeTemplate):
+        def render(self, *_args, **_kwargs):
+            raise fault("secret internals")
+
+    async with running(template=Broken()) as socket:
+        client = await socket.connect()
+        with capture_logs() as logged:
+            await client.send(
+                {"op": "generate", "id": "good", "prompt": "Hi", "max_tokens": 2},
+                {"op": "generate", "id": "bad", "messages": [{"role": "user", "content": "Hi"}]},
+            )
+            events = await client.until_end("good", "bad")
+    (error,) = [event for event in events if event["event"] == "error"]
+    assert (error["id"], error["error"]["code"]) == ("bad", "internal_error")
+    assert "secret" not in str(events)
+    assert [line["event"] for line in logged if line["log_level"] == "error"] == ["request failed"]
 
 
 async def test_a_request_that_takes_too_long_ends_with_an_error_and_frees_its_slot():

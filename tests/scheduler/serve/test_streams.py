@@ -6,8 +6,10 @@ import json
 import msgspec
 import openai
 import pytest
+from structlog.testing import capture_logs
 
 from engine.batch import RowError
+from engine.errors import CacheError
 from tests.fakes import FakeBackend
 from tests.live_server import parse_sse
 from tests.scheduler.serve.rig import chat_body, http_post, until
@@ -95,12 +97,18 @@ async def test_a_failure_of_one_prompt_ends_the_whole_stream_with_one_done(serve
     await server.idle()
 
 
-async def test_a_fault_of_ours_while_streaming_is_told_without_names(serve, monkeypatch):
+@pytest.mark.parametrize("fault", [ZeroDivisionError, CacheError])
+async def test_a_fault_of_ours_while_streaming_is_told_without_names_and_logged(serve, monkeypatch, fault):
+    def fail(*_):
+        raise fault("division")
+
     server = await serve()
-    monkeypatch.setattr("scheduler.serve.http.chat.ChatForm._delta", lambda *_: 1 / 0)
-    stream = parse_sse((await server.chat(stream=True)).body)
+    monkeypatch.setattr("scheduler.serve.http.chat.ChatForm._delta", fail)
+    with capture_logs() as logged:
+        stream = parse_sse((await server.chat(stream=True)).body)
     assert stream.chunks[-1]["error"]["code"] == "internal_error"
     assert "division" not in json.dumps(stream.chunks)
+    assert "stream failed" in [line["event"] for line in logged]
     await server.idle()
 
 
