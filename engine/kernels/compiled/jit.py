@@ -2,7 +2,8 @@
 
 The folder's name holds a hash of every source file of this package, the CPU path and the llvmlite version: an object
 file found there is the one that would be made. Files appear whole (written aside, then renamed), so that processes
-may share the folder.
+may share the folder. Each begins with a digest of the rest: a file that a power cut or a bad disk has spoilt would
+crash the process, or, worse, compute something else.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from llvmlite import ir
 from engine.cache_folder import cache_folder
 from engine.kernels.compiled.isa import CPUPath
 
+DIGEST_BYTES = 32
 KEPT_FOLDERS = 8
 """So many versions' code stays on disk, the newest."""
 _FOLDER_NAME = re.compile(r".+-[0-9a-f]{16}")
@@ -57,9 +59,11 @@ class Library:
 
     def _cached(self, module: str) -> llvm.ObjectFileRef | None:
         try:
-            return llvm.ObjectFileRef.from_data((self._folder / f"{module}.o").read_bytes())
-        except (OSError, RuntimeError):  # not there, or spoilt
+            content = (self._folder / f"{module}.o").read_bytes()
+        except OSError:
             return None
+        digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        return llvm.ObjectFileRef.from_data(code) if digest == _digest(code) else None
 
     def _compile(self, module: str, build: Callable[[ir.Module], object]) -> llvm.ObjectFileRef:
         code = bytes(self._machine.emit_object(self._optimized(module, build)))
@@ -68,9 +72,7 @@ class Library:
             if not self._folder.exists():
                 self._folder.mkdir(parents=True, exist_ok=True)
                 _remove_stale(self._folder.parent)
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as aside:
-                aside.write(code)
-            Path(aside.name).replace(self._folder / f"{module}.o")
+            _write_whole(self._folder / f"{module}.o", _digest(code) + code)
         except OSError:
             pass  # a cache that cannot be written costs time at the next start, nothing else
         return llvm.ObjectFileRef.from_data(code)
@@ -88,6 +90,22 @@ class Library:
         passes = llvm.create_pass_builder(self._machine, options)
         passes.getModulePassManager().run(parsed, passes)
         return parsed
+
+
+def _digest(code: bytes) -> bytes:
+    return hashlib.sha256(code).digest()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write `content` aside and rename it. Raises `OSError`, and then nothing is left of it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as aside:
+        try:
+            aside.write(content)
+            aside.flush()
+            Path(aside.name).replace(path)
+        except OSError:
+            Path(aside.name).unlink(missing_ok=True)
+            raise
 
 
 def _remove_stale(parent: Path) -> None:

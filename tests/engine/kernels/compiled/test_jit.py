@@ -1,4 +1,5 @@
 import os
+import resource
 import shutil
 
 import numpy as np
@@ -39,14 +40,38 @@ def test_another_cpu_path_does_not_find_it(folder):
     assert [answer(other), other.num_compiled] == [42, 1]
 
 
-@pytest.mark.parametrize("content", [b"", b"not an object file"])
-def test_a_spoilt_file_is_compiled_again_and_replaced(folder, content):
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda code: b"",
+        lambda code: b"not an object file",
+        lambda code: code[: len(code) // 2],
+        lambda code: bytes(len(code)),
+        lambda code: code[:100] + bytes(len(code) - 100),
+        lambda code: code.replace((42).to_bytes(4, "little"), (43).to_bytes(4, "little")),
+    ],
+    ids=["empty", "another kind", "cut", "zeros", "zeros behind its head", "another number in its code"],
+)
+def test_a_spoilt_file_is_compiled_again_and_replaced(folder, spoil):
     answer(Library(isa.detect(), folder))
     [file] = folder.glob("*/m.o")
-    file.write_bytes(content)
+    whole = file.read_bytes()
+    file.write_bytes(spoil(whole))
+    assert file.read_bytes() != whole
     again = Library(isa.detect(), folder)
     assert [answer(again), again.num_compiled] == [42, 1]
-    assert file.read_bytes() != content
+    assert file.read_bytes() == whole
+
+
+def test_a_full_disk_costs_only_time_and_keeps_no_half_of_a_file(folder):
+    library = Library(isa.detect(), folder)
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, allowed[1]))
+    try:
+        assert [answer(library), library.num_compiled] == [42, 1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    assert list(folder.glob("*/*")) == []
 
 
 def test_a_new_version_removes_the_oldest_and_nothing_that_is_not_ours(folder):
