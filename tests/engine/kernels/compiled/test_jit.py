@@ -43,8 +43,8 @@ def test_another_cpu_path_does_not_find_it(folder):
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda code: b"",
-        lambda code: b"not an object file",
+        lambda _: b"",
+        lambda _: b"not an object file",
         lambda code: code[: len(code) // 2],
         lambda code: bytes(len(code)),
         lambda code: code[:100] + bytes(len(code) - 100),
