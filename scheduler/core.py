@@ -52,6 +52,7 @@ class Scheduler:
         """Every sequence that holds a slot, in order of admission."""
         self._requests: dict[str, tuple[Sequence, ...]] = {}
         """The choices of every unfinished request."""
+        self._num_admitted = 0
         self._in_flight: Batch | None = None
         self._after_prefill = False
 
@@ -90,6 +91,9 @@ class Scheduler:
                 state="prefilling" if sequence.num_computed < sequence.num_prompt else "decoding",
                 request_id=sequence.request.id,
                 index=sequence.index,
+                number=sequence.number,
+                params=sequence.request.params,
+                limit=sequence.limit,
                 num_prompt=sequence.num_prompt,
                 num_computed=sequence.num_computed,
                 num_output=len(sequence.output_ids),
@@ -196,6 +200,8 @@ class Scheduler:
             sequence.slot = self._pool.acquire()
             sequence.output = sequence.open_output(sequence.request, sequence.index)
             sequence.t_admitted = now
+            self._num_admitted += 1
+            sequence.number = self._num_admitted
             self._running.append(sequence)
             if sequence.index == 0:
                 events.append(Started(sequence.request.id, now - sequence.t_arrival))

@@ -12,8 +12,8 @@ from scheduler.request import FinishReason, Request
 class Sequence:
     """Choice `index` of `request`, at most `limit` tokens long; it holds a slot from admission to the end.
 
-    `num_computed` counts the positions whose K/V are in the slot. Its `output` is opened when it gets its slot: of the
-    many choices that may wait, each is small.
+    It is the `number`-th that got one. `num_computed` counts the positions whose K/V are in the slot. Its `output` is
+    opened when it gets its slot: of the many choices that may wait, each is small.
     """
 
     request: Request
@@ -23,6 +23,7 @@ class Sequence:
     open_output: Callable[[Request, int], Output]
     output: Output | None = None
     slot: int | None = None
+    number: int | None = None
     num_computed: int = 0
     output_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)

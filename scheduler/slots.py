@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.params import SamplingParams
+
 
 class SlotPool:
     """Slots 0..n_slots-1; the lowest free one is handed out first, so that equal histories give equal batches."""
@@ -34,12 +36,18 @@ class SlotPool:
 
 
 class SlotView(msgspec.Struct, frozen=True):
-    """What one slot is doing, in counts only: no text, no token ids."""
+    """What one slot is doing: no text, no token ids, but for what `params` has of them.
+
+    `number` counts the choices that have got a slot, this one included; `limit` is how many tokens this one may have.
+    """
 
     slot: int
     state: Literal["idle", "prefilling", "decoding"] = "idle"
     request_id: str | None = None
     index: int | None = None
+    number: int | None = None
+    params: SamplingParams | None = None
+    limit: int = 0
     num_prompt: int = 0
     num_computed: int = 0
     num_output: int = 0

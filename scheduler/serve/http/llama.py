@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from engine.params import MAX_LOGIT_BIAS
+from engine.params import MAX_LOGIT_BIAS, SamplingParams
 from scheduler.serve.call import Call
 from scheduler.serve.http.answering import answer
 from scheduler.serve.http.body import json_response
@@ -22,6 +22,7 @@ from scheduler.serve.wire.llama import (
     LOWEST_BIAS,
     DefaultSettings,
     LlamaRequest,
+    LlamaSampling,
     Modalities,
     Props,
 )
@@ -96,7 +97,9 @@ async def props(request: web.Request) -> web.Response:
     service = request.app[SERVING].get()
     return json_response(
         Props(
-            default_generation_settings=DefaultSettings(params=DEFAULTS, n_ctx=service.model.max_len),
+            default_generation_settings=DefaultSettings(
+                params=LlamaSampling.of(SamplingParams(**DEFAULTS)), n_ctx=service.model.max_len
+            ),
             total_slots=len(service.engine.slots()),
             model_alias=service.model.names[0],
             model_path=request.app[SETTINGS].file_name,

@@ -117,18 +117,8 @@ class LlamaForm:
         return "none", ""
 
     def _settings(self) -> LlamaSettings:
-        params = self._request.params
-        same: dict[str, Any] = {
-            name: getattr(params, name) for name in LlamaSettings.__struct_fields__ if name in params.__struct_fields__
-        }
-        return LlamaSettings(
-            **same,
-            repeat_penalty=params.repetition_penalty,
-            n_predict=-1 if params.max_tokens is None else params.max_tokens,
-            n_ctx=self._service.model.max_len,
-            n_probs=params.logprobs or 0,
-            stream=self.call.stream,
-        )
+        n_ctx = self._service.model.max_len
+        return LlamaSettings.of(self._request.params, n_ctx=n_ctx, stream=self.call.stream)
 
     def _probs(self, tokens: Sequence[Token]) -> list[LlamaTokenProbs]:
         return [

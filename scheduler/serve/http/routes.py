@@ -166,9 +166,12 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def slots(request: web.Request) -> web.Response:
-    """State and counts of every slot."""
-    views = request.app[SERVING].get().engine.slots()
-    return json_response([SlotState.of(view) for view in views])
+    """State and counts of every slot. With `?fail_on_no_slot=1` it is 503 if none is idle."""
+    service = request.app[SERVING].get()
+    views = service.engine.slots()
+    if request.query.get("fail_on_no_slot") and all(view.request_id is not None for view in views):
+        raise unavailable("no slot is idle")
+    return json_response([SlotState.of(view, service.model.max_len) for view in views])
 
 
 async def load(request: web.Request) -> web.Response:

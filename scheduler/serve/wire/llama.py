@@ -1,10 +1,10 @@
 """llama-server's own endpoints: what is asked and what is answered."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
-from engine.params import MAX_LOGPROBS
+from engine.params import MAX_LOGPROBS, SamplingParams
 from scheduler.serve.wire.errors import invalid
 from scheduler.serve.wire.generation import CallFields
 from scheduler.serve.wire.inert import refuse_unsupported
@@ -16,7 +16,7 @@ LOWEST_BIAS = -100.0
 """What `false` is as a bias, too: the token never comes."""
 HIGHEST_BIAS = 100.0
 
-DEFAULTS: dict[str, float] = {
+DEFAULTS: dict[str, Any] = {
     "temperature": 0.8,
     "top_k": 40,
     "top_p": 0.95,
@@ -64,8 +64,11 @@ class LlamaRequest(CallFields, kw_only=True):
         raise invalid("prompt", "prompt must be a text or token ids: use /v1/completions for several prompts")
 
 
-class LlamaSettings(msgspec.Struct, kw_only=True):
-    """What an answer was generated with, under llama-server's names. With this `seed` the same answer comes again."""
+class LlamaSampling(msgspec.Struct, kw_only=True):
+    """How tokens are chosen and when it ends, under llama-server's names; no word of a client's is in it.
+
+    -1 is a `seed` yet to be drawn, and no limit of tokens, which has two names.
+    """
 
     seed: int
     temperature: float
@@ -77,10 +80,26 @@ class LlamaSettings(msgspec.Struct, kw_only=True):
     repeat_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    max_tokens: int
     n_predict: int
-    n_ctx: int
     n_probs: int
     ignore_eos: bool
+
+    @classmethod
+    def of(cls, params: SamplingParams, **more: Any) -> Self:
+        """`params` on the wire, with the fields that a kind of settings has beyond them."""
+        same = {name: getattr(params, name) for name in cls.__struct_fields__ if name in params.__struct_fields__}
+        limit = -1 if params.max_tokens is None else params.max_tokens
+        same |= {"max_tokens": limit, "seed": -1 if params.seed is None else params.seed}
+        return cls(
+            **same, **more, n_predict=limit, n_probs=params.logprobs or 0, repeat_penalty=params.repetition_penalty
+        )
+
+
+class LlamaSettings(LlamaSampling, kw_only=True):
+    """What an answer was generated with. With this `seed` the same answer comes again."""
+
+    n_ctx: int
     stop: tuple[str, ...]
     stream: bool
 
@@ -134,13 +153,14 @@ class Modalities(msgspec.Struct, kw_only=True):
     """What besides text a prompt may hold."""
 
     vision: bool = False
+    video: bool = False
     audio: bool = False
 
 
 class DefaultSettings(msgspec.Struct, kw_only=True):
     """What /completion does unless told otherwise, and the positions of a slot."""
 
-    params: dict[str, float]
+    params: LlamaSampling
     n_ctx: int
 
 

@@ -29,11 +29,14 @@ class WireTimings(msgspec.Struct, frozen=True):
     """llama-server's names, milliseconds and tokens per second, and the time in the queue. Null where nothing ran."""
 
     queue_ms: float
+    cache_n: int
     prompt_n: int
     prompt_ms: float
+    prompt_per_token_ms: float | None
     prompt_per_second: float | None
     predicted_n: int
     predicted_ms: float
+    predicted_per_token_ms: float | None
     predicted_per_second: float | None
 
     @classmethod
@@ -41,11 +44,14 @@ class WireTimings(msgspec.Struct, frozen=True):
         """`timings` on the wire; rates need the counts in `usage`."""
         return cls(
             queue_ms=_ms(timings.queue_s),
+            cache_n=0,
             prompt_n=usage.prompt_tokens,
             prompt_ms=_ms(timings.prefill_s),
+            prompt_per_token_ms=_ms_each(timings.prefill_s, usage.prompt_tokens),
             prompt_per_second=_rate(usage.prompt_tokens, timings.prefill_s),
             predicted_n=usage.completion_tokens,
             predicted_ms=_ms(timings.decode_s),
+            predicted_per_token_ms=_ms_each(timings.decode_s, usage.completion_tokens),
             predicted_per_second=_rate(usage.completion_tokens, timings.decode_s),
         )
 
@@ -95,6 +101,10 @@ class WireProgress(msgspec.Struct, frozen=True):
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
+
+
+def _ms_each(seconds: float, count: int) -> float | None:
+    return _ms(seconds / count) if count else None
 
 
 def _rate(count: int, seconds: float) -> float | None:

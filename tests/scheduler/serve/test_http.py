@@ -173,6 +173,45 @@ async def test_slots_show_state_and_counts_but_no_text(serve):
     await running
 
 
+async def test_slots_say_the_same_in_llama_servers_names(serve):
+    server = await serve(FakeBackend(delay_s=0.01), n_slots=2)
+    fields = {"max_tokens": 90, "temperature": 0.5, "seed": 7, "stop": ["a secret"], "ignore_eos": True}
+    running = asyncio.create_task(server.chat("a secret question", **fields))
+    await until(lambda: any(view.num_output for view in server.engine.slots()))
+    reply = await server.get("/slots")
+    busy, idle = reply.json
+    assert (busy["id"], busy["id_task"], busy["n_ctx"], busy["speculative"]) == (0, 1, MAX_LEN, False)
+    assert busy["n_prompt_tokens"] == busy["n_prompt_tokens_processed"] == busy["num_prompt_tokens"]
+    assert busy["n_prompt_tokens_cache"] == 0
+    (progress,) = busy["next_token"]
+    assert progress == {
+        "has_next_token": True,
+        "n_decoded": busy["num_output_tokens"],
+        "n_remain": 90 - busy["num_output_tokens"],
+    }
+    params = busy["params"]
+    assert (params["seed"], params["temperature"], params["n_predict"], params["max_tokens"]) == (7, 0.5, 90, 90)
+    assert (idle["id_task"], idle["n_ctx"], idle["n_prompt_tokens"]) == (-1, MAX_LEN, 0)
+    assert not {"params", "next_token"} & idle.keys()
+    assert b"secret" not in reply.body
+    await running
+    second = asyncio.create_task(server.chat("Hi", max_tokens=30, ignore_eos=True))
+    await until(lambda: server.engine.num_running == 1)
+    assert (await server.get("/slots")).json[0]["id_task"] == 2
+    await second
+
+
+async def test_slots_may_be_asked_whether_one_is_idle(serve):
+    server = await serve(FakeBackend(delay_s=0.01), n_slots=1)
+    assert (await server.get("/slots?fail_on_no_slot=1")).status == 200
+    running = asyncio.create_task(server.complete(max_tokens=30, ignore_eos=True))
+    await until(lambda: server.engine.num_running == 1)
+    assert (await server.get("/slots")).status == 200
+    reply = await server.get("/slots?fail_on_no_slot=1")
+    assert reply.refused(503)["code"] == "unavailable"
+    await running
+
+
 async def test_the_version_is_told(server):
     assert (await server.get("/version")).json["version"].count(".") == 2
 

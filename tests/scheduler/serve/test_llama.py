@@ -32,7 +32,10 @@ async def test_a_completion_in_llama_servers_form(server):
         "",
     )
     assert answer["system_fingerprint"] == "fp_fake"
-    assert answer["timings"]["predicted_n"] == 6
+    timings = answer["timings"]
+    assert (timings["predicted_n"], timings["prompt_n"], timings["cache_n"]) == (6, 5, 0)
+    for phase, count in (("prompt", 5), ("predicted", 6)):
+        assert timings[f"{phase}_per_token_ms"] == pytest.approx(timings[f"{phase}_ms"] / count, abs=0.001)
     settings = answer["generation_settings"]
     assert (settings["n_predict"], settings["temperature"], settings["n_ctx"]) == (6, 0, MAX_LEN)
 
@@ -42,7 +45,12 @@ async def test_llama_servers_defaults_hold_on_its_own_path(server):
     expected = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64, "repeat_penalty": 1}
     assert {name: settings[name] for name in expected} == expected
     props = (await server.get("/props")).json["default_generation_settings"]
-    assert props["params"].items() <= settings.items()
+    own = {"n_ctx", "stop", "stream"}
+    assert props["params"] == {k: v for k, v in settings.items() if k not in own} | {
+        "seed": -1,
+        "max_tokens": -1,
+        "n_predict": -1,
+    }
 
 
 async def test_the_reported_seed_gives_the_same_answer_again(server):
