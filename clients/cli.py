@@ -64,6 +64,10 @@ class LazyGroup(click.Group):
             if error.errno == errno.EPIPE:
                 raise
             raise click.ClickException(str(error)) from error
+        except MemoryError as error:
+            raise click.ClickException(
+                "out of memory: the system, or a limit such as ulimit -v, gives no more"
+            ) from error
         except KeyboardInterrupt:
             click.echo("Interrupted", err=True)
             raise SystemExit(128 + signal.SIGINT) from None

