@@ -9,7 +9,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from scheduler.serve.http.serving import SETTINGS
 from scheduler.serve.wire.encode import encode_json
-from scheduler.serve.wire.errors import ApiError, invalid
+from scheduler.serve.wire.errors import ApiError
 
 CLOSE: Mapping[str, str] = MappingProxyType({hdrs.CONNECTION: "close"})
 """For refusals of a body that has not been read to its end."""
@@ -55,7 +55,7 @@ async def read_body(request: web.Request) -> bytes:
     except web.HTTPRequestEntityTooLarge:
         raise too_large(settings.max_body) from None
     except (web.RequestPayloadError, HttpProcessingError):
-        raise invalid(None, "the body's transfer encoding is broken") from None
+        raise ApiError(400, "the body's transfer encoding is broken", headers=CLOSE) from None
 
 
 def too_large(max_body: int) -> ApiError:

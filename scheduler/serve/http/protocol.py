@@ -10,6 +10,7 @@ from typing import Self
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from aiohttp.web_request import BaseRequest
 
@@ -55,11 +56,13 @@ class ConnectionLimits:
 
 
 class _Connection(RequestHandler):
-    __slots__ = ("_cutting", "_head_is_late", "_limits")
+    __slots__ = ("_arriving", "_cutting", "_head_is_late", "_limits")
 
     def __init__(self, server: web.Server, limits: ConnectionLimits, **options: object) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)  # type: ignore[arg-type]
         self._limits = limits
+        self._arriving: StreamReader = EMPTY_PAYLOAD
+        """The body of the last request whose head has come."""
         self._head_is_late: asyncio.TimerHandle | None = None
         self._cutting: asyncio.TimerHandle | None = None
 
@@ -75,6 +78,7 @@ class _Connection(RequestHandler):
         """Take what the client sends; from the first byte of a request's head, the rest of it has a time limit."""
         super().data_received(data)
         self._refuse_unknown_versions()
+        self._end_broken_body()
         waits_for_head = self._waiter is not None and not self._waiter.done()
         if not waits_for_head and self._head_is_late is not None:
             self._head_is_late.cancel()
@@ -89,6 +93,15 @@ class _Connection(RequestHandler):
             if not isinstance(message, _ErrInfo) and message.version not in VERSIONS:
                 error = BadHttpMessage("unknown version")
                 self._messages[place] = (_ErrInfo(status=400, exc=error, message=error.message), payload)
+
+    def _end_broken_body(self) -> None:
+        """Let a body that breaks off fail where it is read: aiohttp queues the fault as a request behind it."""
+        for message, body in self._messages:
+            if not isinstance(message, _ErrInfo):
+                self._arriving = body
+            elif not self._arriving.is_eof():
+                self._arriving.set_exception(message.exc or BadHttpMessage(message.message))
+                self._arriving.feed_eof()  # nothing follows that could be read and dropped
 
     def _give_up_on_head(self) -> None:
         if self.transport is not None:

@@ -1,9 +1,12 @@
 """Bytes that are no HTTP get an envelope too, never a traceback, and never a hang."""
 
+import asyncio
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fakes import FakeBackend
 from tests.scheduler.serve import rig
 from tests.scheduler.serve.rig import http_post, reply_of
 
@@ -45,6 +48,43 @@ async def test_what_is_no_http_request_is_refused_in_the_envelope(server, data):
 )
 async def test_a_head_that_is_too_large_is_refused_in_the_envelope(server, data):
     assert reply_of(await server.raw(data)).refused(431)["code"] == "header_too_large"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/nope"])
+@pytest.mark.parametrize("broken", [b"zz\r\n", b"2\r\nabcd\r\n", b"-1\r\n", b"0\r\nno colon here\r\n\r\n"])
+async def test_a_body_that_breaks_in_a_later_packet_is_refused_at_once(serve, path, broken):
+    server = await serve(body_timeout=10 * rig.HANG_GUARD_S)
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    writer.write(head + b'5\r\n{"pro\r\n')
+    if path == "/nope":
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
+    else:
+        await rig.until(lambda: server.connections == 1)
+        await asyncio.sleep(0.02)
+    writer.write(broken)
+    async with asyncio.timeout(rig.HANG_GUARD_S):
+        raw = await reader.read()
+    writer.close()
+    if path != "/nope":
+        assert "transfer encoding" in reply_of(raw).refused(400)["message"]
+        assert raw.count(b"HTTP/1.1") == 1
+    assert (await server.get("/health")).status == 200
+
+
+async def test_a_body_that_breaks_behind_a_whole_request_takes_nothing_from_it(serve):
+    server = await serve(FakeBackend(delay_s=0.01), body_timeout=10 * rig.HANG_GUARD_S)
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    chunked = http_post("/v1/completions", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    writer.write(http_post("/v1/completions", b'{"prompt":"Hi","max_tokens":9}') + chunked + b'5\r\n{"pro\r\n')
+    await rig.until(lambda: server.engine.num_running == 1)
+    writer.write(b"zz\r\n")
+    async with asyncio.timeout(rig.HANG_GUARD_S):
+        raw = await reader.read()
+    writer.close()
+    assert raw.startswith(b"HTTP/1.1 200 OK")
+    assert b'"finish_reason":"length"' in raw
+    reply_of(raw).refused(400)
 
 
 async def test_an_old_http_client_gets_its_answer_and_its_stream(server):
