@@ -3,7 +3,10 @@
 import errno
 import importlib
 import importlib.metadata
+import io
+import os
 import signal
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -106,8 +109,20 @@ def version() -> None:
     click.echo(importlib.metadata.version("lockstep-llm"))
 
 
+def _open_standard_streams() -> None:
+    """Have all three, and a stdout that takes whatever a model says, with ? for what its encoding lacks."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            # Whoever started us has closed it. The next file or socket would get its number, and our output.
+            assert os.open(os.devnull, os.O_RDWR) == number
+            setattr(sys, name, os.fdopen(number, mode))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the `lockstep` command and exit."""
+    _open_standard_streams()
     cli(prog_name="lockstep")
 
 

@@ -105,3 +105,35 @@ def test_ctrl_c_is_one_word_and_the_shells_exit_code():
 @pytest.mark.parametrize("how", ["version", "--version"])
 def test_version_is_the_packages(how):
     assert CliRunner().invoke(cli, [how]).output.strip() == importlib.metadata.version("lockstep-llm")
+
+
+SAY = """
+import os, sys, click, clients.cli
+def say() -> None:
+    numbers = [os.open(os.devnull, os.O_RDONLY), *(stream.fileno() for stream in (sys.stdin, sys.stdout, sys.stderr))]
+    assert numbers[0] > 2 and numbers[1:] == [0, 1, 2], numbers
+    assert sys.stdin.read() == ""
+    click.echo("\u00e9\u4f60")
+clients.cli.cli.add_command(click.Command("say", callback=say))
+sys.argv[1:] = ["say"]
+clients.cli.main()
+"""
+
+
+@pytest.mark.parametrize("closed", ["", "<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_is_closed_gives_its_number_to_no_file(closed):
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", SAY]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "\u00e9\u4f60\n"), ("latin-1", "\u00e9?\n")])
+def test_what_the_terminal_has_no_character_for_is_a_question_mark(encoding, shown):
+    result = subprocess.run(
+        [sys.executable, "-c", SAY],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=True,
+        env={"PYTHONIOENCODING": encoding},
+    )
+    assert result.stdout == shown.encode(encoding)
