@@ -222,7 +222,9 @@ class Scheduler:
         if isinstance(result, Sampled):
             events += self._append(sequence, result, now)
         elif sequence.limit == 0 and sequence.num_computed == sequence.num_prompt:
-            events += self._end(sequence, Ending(FinishReason.LENGTH), now)
+            # The prompt is all there is to compute, and the other choices would compute it again.
+            for choice in self._requests[sequence.request.id]:
+                events += self._end(choice, Ending(FinishReason.LENGTH), now)
         return events
 
     def _prompt_news(self, work: Work, now: float) -> list[Event]:

@@ -3,7 +3,7 @@ import pytest
 from engine.batch import Copy, RowError
 from engine.errors import ContextLengthError, ParamError, QueueFullError
 from engine.params import SamplingParams
-from scheduler.events import ChoiceFinished, Delta, Finished, PromptProgress, PromptScored, Started
+from scheduler.events import ChoiceFinished, Delta, Finished, PromptProgress, PromptScored, Started, Usage
 from scheduler.output import TokensOnly
 from scheduler.request import FinishReason
 from scheduler.sequence import Sequence
@@ -274,6 +274,25 @@ def test_there_may_be_more_choices_than_slots(max_tokens, prompt):
     driver.assert_equals_solo("a")
     driver.assert_equals_solo("b")
     driver.assert_all_slots_free()
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_a_prompt_that_many_choices_only_score_is_computed_once(prompt_logprobs, num_others):
+    driver = Driver(n_slots=2)
+    for index in range(num_others):
+        driver.submit(f"other {index}", max_tokens=30)
+    driver.submit("a", b"a longer prompt", n=7, max_tokens=0, prompt_logprobs=prompt_logprobs)
+    driver.run()
+    rows = [work for batch in driver.batches for work in batch.work if work.sequence.request.id == "a"]
+    first = [work for work in rows if work.sequence.index == 0]
+    assert sum(len(work.chunk.token_ids) for work in first) == len(b"a longer prompt")
+    assert len(rows) - len(first) <= 1
+    assert [driver.choice("a", index).reason for index in range(7)] == [FinishReason.LENGTH] * 7
+    assert driver.finished("a").usage == Usage(len(b"a longer prompt"), 0)
+    assert sum(isinstance(event, PromptScored) for event in driver.events["a"]) == (prompt_logprobs is not None)
+    for index in range(num_others):
+        driver.assert_equals_solo(f"other {index}")
 
 
 def test_a_late_choice_copies_from_a_sibling_that_lives():
