@@ -284,8 +284,7 @@ async def test_a_scored_prompt_that_is_ended_is_answered_with_what_there_is(serv
                 assert (timings["prompt_n"], timings["predicted_per_second"]) == (computed, None)
                 choices = reply.json["choices"]
             opened.set()
-            await until(lambda: not server.engine.num_running)
-            await asyncio.sleep(0)
+            await until(lambda: server.engine._scheduler._in_flight is None)
             opened.clear()
     finally:
         opened.set()
