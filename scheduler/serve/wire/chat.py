@@ -20,16 +20,23 @@ TEMPLATE_OWN_NAMES = frozenset(
 )
 
 ASKS_FOR_NOTHING: dict[str, tuple[object, ...]] = {
+    "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
+    "reasoning_effort": ("none",),
+    "return_prompt_text": (False,),
+    "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Fields that are refused but for these values (besides null), which change nothing."""
@@ -76,16 +83,23 @@ class ChatRequest(CallFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
 
+    add_special_tokens: object = None
     audio: object = None
     chat_template: object = None
     documents: object = None
     echo: object = None
     function_call: object = None
     functions: object = None
+    media_io_kwargs: object = None
+    mm_processor_kwargs: object = None
     modalities: object = None
     prediction: object = None
+    reasoning_effort: object = None
+    return_prompt_text: object = None
+    thinking_token_budget: object = None
     tool_choice: object = None
     tools: object = None
+    verbosity: object = None
     web_search_options: object = None
 
     def check(self) -> None:

@@ -19,13 +19,14 @@ class CompletionRequest(CallFields, kw_only=True):
     logprobs: Integer | None = None
     echo: bool | None = None
 
+    add_special_tokens: bool | None = None
     best_of: Integer | None = None
     suffix: str | None = None
 
     def check(self) -> None:
         """Raise `ApiError` for values no Struct type and no `SamplingParams` refuses."""
         super().check()
-        refuse_unsupported(self, {"suffix": ("",), "best_of": (self.num_choices,)})
+        refuse_unsupported(self, {"suffix": ("",), "best_of": (self.num_choices,), "add_special_tokens": (True,)})
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise invalid("logprobs", f"logprobs must be in [0, {MAX_LOGPROBS}], got {self.logprobs}")
 

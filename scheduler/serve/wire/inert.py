@@ -15,10 +15,19 @@ from scheduler.serve.wire.sampling import GenerationFields
 TAKEN = {
     "cache_prompt": "Nothing is cached from one request to the next, and no answer would depend on it.",
     "cache_salt": "Nothing is cached from one request to the next.",
+    "include_reasoning": "No part of an answer is told apart as reasoning.",
     "metadata": "The client's own.",
+    "n_cache_reuse": "Nothing is cached from one request to the next.",
     "n_keep": "What to keep of a full context: an answer ends with the context.",
+    "parallel_tool_calls": "Without tools there are no calls.",
+    "prompt_cache_key": "Nothing is cached from one request to the next.",
+    "prompt_cache_retention": "Nothing is cached from one request to the next.",
+    "reasoning_format": "No part of an answer is told apart as reasoning.",
+    "safety_identifier": "The client's own.",
     "service_tier": "There is one.",
+    "session_id": "The client's own.",
     "spaces_between_special_tokens": "Tokens are joined byte by byte, with nothing between them.",
+    "sse_ping_interval": "The server has `--sse-ping`.",
     "store": "Nothing is stored.",
     "user": "The client's own.",
 }
@@ -28,6 +37,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[object, ...]] = {
     "adaptive_target": (-1,),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
+    "ec_transfer_params": (),
     "grammar": ("",),
     "guided_choice": (),
     "guided_grammar": (),
@@ -36,7 +46,10 @@ ASKS_FOR_NOTHING: dict[str, tuple[object, ...]] = {
     "id_slot": (-1,),
     "image_data": ([],),
     "json_schema": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
     "logits_processors": ([],),
+    "logprob_token_ids": (),
     "lora": ([],),
     "min_keep": (0,),
     "mirostat": (0,),
@@ -44,6 +57,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[object, ...]] = {
     "n_indent": (0,),
     "post_sampling_probs": (False,),
     "prompt_embeds": (),
+    "repetition_detection": (),
     "response_fields": ([],),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
@@ -51,7 +65,10 @@ ASKS_FOR_NOTHING: dict[str, tuple[object, ...]] = {
     "structured_outputs": (),
     "t_max_predict_ms": (0,),
     "top_n_sigma": (-1,),
+    "truncation_side": ("left",),
     "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
     "xtc_probability": (0,),
 }
 """Fields with the values (besides null) that change nothing."""
@@ -62,16 +79,26 @@ class InertFields(GenerationFields, kw_only=True):
 
     cache_prompt: object = None
     cache_salt: object = None
+    include_reasoning: object = None
     metadata: object = None
+    n_cache_reuse: object = None
     n_keep: object = None
+    parallel_tool_calls: object = None
+    prompt_cache_key: object = None
+    prompt_cache_retention: object = None
+    reasoning_format: object = None
+    safety_identifier: object = None
     service_tier: object = None
+    session_id: object = None
     spaces_between_special_tokens: object = None
+    sse_ping_interval: object = None
     store: object = None
     user: object = None
 
     adaptive_target: object = None
     dry_multiplier: object = None
     dynatemp_range: object = None
+    ec_transfer_params: object = None
     grammar: object = None
     guided_choice: object = None
     guided_grammar: object = None
@@ -80,7 +107,10 @@ class InertFields(GenerationFields, kw_only=True):
     id_slot: object = None
     image_data: object = None
     json_schema: object = None
+    kv_transfer_params: object = None
+    length_penalty: object = None
     logits_processors: object = None
+    logprob_token_ids: object = None
     lora: object = None
     min_keep: object = None
     mirostat: object = None
@@ -88,6 +118,7 @@ class InertFields(GenerationFields, kw_only=True):
     n_indent: object = None
     post_sampling_probs: object = None
     prompt_embeds: object = None
+    repetition_detection: object = None
     response_fields: object = None
     response_format: object = None
     return_tokens_as_token_ids: object = None
@@ -95,7 +126,10 @@ class InertFields(GenerationFields, kw_only=True):
     structured_outputs: object = None
     t_max_predict_ms: object = None
     top_n_sigma: object = None
+    truncation_side: object = None
     use_beam_search: object = None
+    vllm_xargs: object = None
+    watermarking: object = None
     xtc_probability: object = None
 
     def check(self) -> None:

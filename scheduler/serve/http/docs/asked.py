@@ -254,6 +254,7 @@ _HARMLESS = inert.ASKS_FOR_NOTHING | {f"ChatRequest.{name}": values for name, va
 _GROUPS[UNSUPPORTED] = {
     "LlamaRequest.prompt_logprobs": Field("In /v1/completions only.", {"enum": [None]}),
     "LlamaRequest.stream_options": Field("The last chunk always has the counts.", {"enum": [None]}),
+    "CompletionRequest.add_special_tokens": Field("For another beginning send token ids.", {"enum": [None, True]}),
     "best_of": Field("Only the value of `n` is taken."),
     "suffix": Field("Only an empty one is taken.", {"maxLength": 0}),
 } | {
