@@ -1,21 +1,62 @@
-"""The example in docs/scheduling.md runs as it stands there, and prints what the page says it prints."""
+"""The examples in docs/scheduling.md run as they stand there, and print and draw what the page says and shows."""
 
+import logging
 import re
 from pathlib import Path
 
 import pytest
+import structlog
 
+from scheduler.events import Finished, Timings, Usage
 from scheduler.metrics import Metrics
+from scheduler.request import FinishReason
+from scheduler.serve import logs
+from scheduler.serve.wire.errors import invalid
+from tests.policy_curves import picture
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scheduling.md").read_text(encoding="utf-8")
-(CODE,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMPARE, REPLAY = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 (PRINTED,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_the_example_prints_what_the_page_says(capsys):
-    exec(compile(CODE, "docs/scheduling.md", "exec"), {"__name__": "__main__"})
+    exec(compile(COMPARE, "docs/scheduling.md", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out == PRINTED
+
+
+@pytest.fixture
+def _untouched_logging():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("_untouched_logging")
+def test_the_log_of_a_server_is_replayed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Path("server.log").open("w", encoding="utf-8") as log:
+        logs.configure("json", log)
+        for number in range(3):
+            timings = Timings(queue_s=0.0, prefill_s=0.02, decode_s=0.1, e2e_s=0.12, ttft_s=0.02)
+            reason = FinishReason.LENGTH
+            logs.log_finished(Finished(f"r{number}", reason, (reason,), Usage(8, 5), timings))
+        logs.log_refused(invalid("n", "n must be in [1, 128], got 0"), "/v1/completions")
+    assert len(Path("server.log").read_text(encoding="utf-8").splitlines()) == 4
+
+    exec(compile(REPLAY, "docs/scheduling.md", "exec"), {"__name__": "__main__"})
+
+    measured, simulated = capsys.readouterr().out.splitlines()
+    assert measured == "first token, measured:  0.020 s on average"
+    assert re.fullmatch(r"first token, simulated: 0\.0\d\d s", simulated)
+
+
+@pytest.mark.slow
+def test_the_picture_is_what_the_simulations_give():
+    assert (ROOT / "docs" / "policies.svg").read_text(encoding="utf-8") == picture()
 
 
 @pytest.mark.parametrize("path", re.findall(r"`((?:scheduler|tests)/[\w/]+\.py)`", PAGE))
