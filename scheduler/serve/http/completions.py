@@ -40,19 +40,21 @@ def completion_form(service: Service, body: bytes) -> AnswerForm:
     given = prompts_of(fields.prompt)
     check_num_choices(len(given), fields.num_choices)
     limited = fields.truncate_prompt_tokens is None
-    prompts = [service.check_prompt(fields, _ids(service, prompt, limited=limited), param="prompt") for prompt in given]
+    encoded = [_ids(service, prompt, limited=limited) for prompt in given]
+    prompts = [service.check_prompt(fields, ids, param="prompt") for ids in encoded]
     check_num_scored(sum(map(len, prompts)), params, told=fields.num_choices, field=scored_field)
     call = Call.of(fields, operation="text_completion", prefix="cmpl", model=model, prompts=prompts, params=params)
-    echoes = [_echo(service, *pair) for pair in zip(given, prompts, strict=True)] if fields.echo else None
+    echoes = None
+    if fields.echo:
+        echoes = [
+            prompt if isinstance(prompt, str) and kept == ids else service.tokenizer.decode(kept, skip_special=False)
+            for prompt, ids, kept in zip(given, encoded, prompts, strict=True)
+        ]
     return CompletionForm(call, service, echoes, wants_prompt_logprobs=fields.prompt_logprobs is not None)
 
 
 def _ids(service: Service, prompt: Prompt, *, limited: bool) -> TokenIds:
     return service.ids_of_text(prompt, limited=limited) if isinstance(prompt, str) else tuple(prompt)
-
-
-def _echo(service: Service, prompt: Prompt, ids: TokenIds) -> str:
-    return prompt if isinstance(prompt, str) else service.tokenizer.decode(ids, skip_special=False)
 
 
 class CompletionForm(AnswerForm):

@@ -140,6 +140,17 @@ async def test_a_prompt_is_truncated_from_the_left_when_asked(server):
     assert reply["usage"]["prompt_tokens"] == 3
 
 
+@pytest.mark.parametrize("prompt", ["a long beginning and the end", list(b"a long beginning and the end")])
+async def test_of_a_truncated_prompt_only_what_was_kept_is_echoed(server, prompt):
+    fields = {"truncate_prompt_tokens": 3, "max_tokens": 2, "temperature": 0, "echo": True, "logprobs": 0}
+    (choice,) = (await server.complete(prompt, **fields)).json["choices"]
+    alone = (await server.complete("end", **fields)).json["choices"][0]
+    assert choice["text"] == alone["text"]
+    assert choice["text"].startswith("end")
+    assert choice["logprobs"] == alone["logprobs"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
+
+
 async def test_best_of_that_asks_for_nothing_more_is_taken(server):
     reply = await server.complete(max_tokens=1, n=2, best_of=2, suffix="", spaces_between_special_tokens=True)
     assert reply.status == 200
