@@ -137,7 +137,8 @@ class Scheduler:
         if request.id in self._requests:
             raise ParamError("request_id", f"request_id {request.id!r} is already running")
         if not self._pool.num_free and (refusal := self._waiting.refusal(num_prompt)):
-            raise QueueFullError(refusal, self._pace.seconds_until(self._waiting.num_before_room(num_prompt)))
+            self.metrics.on_refused(refusal.limit)
+            raise QueueFullError(refusal.message, self._pace.seconds_until(self._waiting.num_before_room(num_prompt)))
 
         limit = self.max_len - num_prompt
         if request.params.max_tokens is not None:

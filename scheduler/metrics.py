@@ -13,6 +13,7 @@ from scheduler.request import FinishReason, Request
 from scheduler.sequence import Sequence
 
 TickKind = Literal["prefill", "decode"]
+QueueLimit = Literal["requests", "tokens"]
 
 # vLLM's bounds, so that one query covers both servers (vllm/v1/metrics/loggers.py).
 TOKEN_GAP_BUCKETS_S = (
@@ -119,6 +120,8 @@ class Metrics:
     def __init__(self, max_len: int) -> None:
         token_counts = token_count_buckets(max_len)
         self.num_requests = 0
+        self.num_refused: dict[QueueLimit, int] = {"requests": 0, "tokens": 0}
+        """Requests the queue had no room for, by what there were too many of."""
         self.num_finished = dict.fromkeys(FinishReason, 0)
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -153,6 +156,10 @@ class Metrics:
         self.params_n.observe(request.n)
         if request.params.max_tokens is not None:
             self.params_max_tokens.observe(request.params.max_tokens)
+
+    def on_refused(self, limit: QueueLimit) -> None:
+        """One request was not taken in, since the queue would have passed `limit`."""
+        self.num_refused[limit] += 1
 
     def on_scheduled(self, kind: TickKind, num_tokens: int, num_busy: int) -> None:
         """One forward of `num_tokens` rows is about to run while `num_busy` slots are taken."""

@@ -2,13 +2,22 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from engine.errors import ParamError
+from scheduler.metrics import QueueLimit
 from scheduler.request import Request
 from scheduler.sequence import Sequence
 
 Waiting = deque[Sequence]
 """The choices of one request that have no slot yet, in order; never empty."""
+
+
+class Refusal(NamedTuple):
+    """Which limit a request would pass, and what to tell its client."""
+
+    limit: QueueLimit
+    message: str
 
 
 class WaitingQueue:
@@ -66,15 +75,14 @@ class WaitingQueue:
             self._places = {first_id: place for place, first_id in enumerate(firsts, 1)}
         return self._places.get(request_id)
 
-    def refusal(self, num_prompt: int) -> str | None:
+    def refusal(self, num_prompt: int) -> Refusal | None:
         """Why a request with so many prompt tokens cannot wait; None if it can."""
         if self._num_firsts >= self._max_requests:
-            return f"{_are(self._num_firsts, 'request')} waiting, the limit is {self._max_requests}"
+            message = f"{_are(self._num_firsts, 'request')} waiting, the limit is {self._max_requests}"
+            return Refusal("requests", message)
         if self._num_tokens + num_prompt > self._max_tokens:
-            return (
-                f"{_are(self._num_tokens, 'prompt token')} waiting, "
-                f"with {num_prompt} more the limit {self._max_tokens} is passed"
-            )
+            are_waiting = f"{_are(self._num_tokens, 'prompt token')} waiting"
+            return Refusal("tokens", f"{are_waiting}, with {num_prompt} more the limit {self._max_tokens} is passed")
         return None
 
     def check_together(self, requests: Iterable[Request], n_slots: int) -> None:

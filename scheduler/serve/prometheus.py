@@ -16,11 +16,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from scheduler.metrics import Histogram, Metrics
+from scheduler.metrics import Histogram, Metrics, QueueLimit
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_INTERVAL_S = 0.25
 LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+_QUEUE_LIMITS: dict[QueueLimit, str] = {"requests": "reqs", "tokens": "tokens"}
+"""As vLLM spells them."""
 
 
 class Observed(Protocol):
@@ -111,6 +114,13 @@ class _EngineCollector(Collector):
             enable_prefix_caching="False",
         )
         yield _counter("vllm:prompt_tokens", "Prompt tokens computed.", metrics.prompt_tokens, **model)
+        yield _counter_by(
+            "source",
+            "vllm:prompt_tokens_by_source",
+            "The same by where they came from, which is always computing.",
+            {"local_compute": metrics.prompt_tokens},
+            **model,
+        )
         yield _counter("vllm:prompt_tokens_cached", "Prompt tokens taken from a prefix cache: none yet.", 0, **model)
         yield _counter("vllm:generation_tokens", "Tokens sampled.", metrics.generation_tokens, **model)
         yield _counter_by(
@@ -118,6 +128,13 @@ class _EngineCollector(Collector):
             "vllm:request_success",
             "Requests that ended, by why.",
             {reason.value: count for reason, count in metrics.num_finished.items()},
+            **model,
+        )
+        yield _counter_by(
+            "reason",
+            "vllm:admission_rejections",
+            "Requests refused since the queue was full, by what there were too many of.",
+            {f"max_num_queued_{short}": metrics.num_refused[limit] for limit, short in _QUEUE_LIMITS.items()},
             **model,
         )
         for name, about, histogram in (
@@ -131,6 +148,7 @@ class _EngineCollector(Collector):
             ("vllm:request_decode_time_seconds", "From the first token to the end.", metrics.decode_s),
             ("vllm:request_inference_time_seconds", "From the slot to the end.", metrics.inference_s),
             ("vllm:request_prompt_tokens", "Prompt tokens computed for a request.", metrics.request_prompt_tokens),
+            ("vllm:request_prefill_kv_computed_tokens", "The same: all are computed.", metrics.request_prompt_tokens),
             ("vllm:request_generation_tokens", "Tokens sampled for a request.", metrics.request_generation_tokens),
             (
                 "vllm:request_max_num_generation_tokens",

@@ -348,8 +348,10 @@ def test_the_queue_is_bounded_in_prompt_tokens_too():
     driver = Driver(n_slots=1, max_queue_tokens=10)
     driver.submit("runs", prompt=b"x" * 40)
     driver.submit("a", prompt=b"x" * 6, n=3)
+    assert driver.scheduler.metrics.num_refused == {"requests": 0, "tokens": 0}
     with pytest.raises(QueueFullError, match="6 prompt tokens are waiting, with 5 more the limit 10 is passed"):
         driver.submit("b", prompt=b"x" * 5)
+    assert driver.scheduler.metrics.num_refused == {"requests": 0, "tokens": 1}
     driver.submit("c", prompt=b"x" * 4)
     driver.abort("a")
     driver.submit("b", prompt=b"x" * 5)

@@ -42,9 +42,9 @@ def test_a_place_counts_requests_not_choices():
 def test_a_request_waits_only_while_there_is_room_for_it_and_for_its_prompt():
     queue = queue_of(request("a", prompt=b"12345", n=2), max_requests=2, max_tokens=9)
     assert queue.refusal(4) is None
-    assert "5 prompt tokens are waiting, with 5 more the limit 9 is passed" in queue.refusal(5)
+    assert "5 prompt tokens are waiting, with 5 more the limit 9 is passed" in queue.refusal(5).message
     queue.push([Sequence(request("b"), 0, 1, 0.0, TokensOnly)])
-    assert "2 requests are waiting, the limit is 2" in queue.refusal(1)
+    assert "2 requests are waiting, the limit is 2" in queue.refusal(1).message
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_what_could_never_be_taken_in_at_once_is_a_mistake_of_who_asks(limits, c
 
 def test_one_that_waits_is_told_of_as_one():
     queue = queue_of(request("a", prompt=b"1"), max_requests=1, max_tokens=9)
-    assert queue.refusal(1).startswith("1 request is waiting")
-    assert queue_of(request("a", prompt=b"1"), max_tokens=1).refusal(1).startswith("1 prompt token is waiting")
+    assert queue.refusal(1).message.startswith("1 request is waiting")
+    assert queue_of(request("a", prompt=b"1"), max_tokens=1).refusal(1).message.startswith("1 prompt token is waiting")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_counts_and_places_follow_every_change():
     queue = queue_of(request("a", n=2), request("b", prompt=b"12345", n=2), request("c", priority=-1), max_tokens=20)
     assert [queue.place(name) for name in "cab"] == [1, 2, 3]
     queue.remove(request("b", prompt=b"12345", n=2))
-    assert (len(queue), queue.place("b"), queue.refusal(9)) == (
+    assert (len(queue), queue.place("b"), queue.refusal(9).message) == (
         3,
         None,
         "12 prompt tokens are waiting, with 9 more the limit 20 is passed",

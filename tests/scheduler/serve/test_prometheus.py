@@ -28,9 +28,11 @@ VLLM = {
     "kv_cache_usage_perc": "gauge",
     "cache_config_info": "gauge",
     "prompt_tokens_total": "counter",
+    "prompt_tokens_by_source_total": "counter",
     "prompt_tokens_cached_total": "counter",
     "generation_tokens_total": "counter",
     "request_success_total": "counter",
+    "admission_rejections_total": "counter",
     "time_to_first_token_seconds": "histogram",
     "inter_token_latency_seconds": "histogram",
     "time_per_output_token_seconds": "histogram",
@@ -41,6 +43,7 @@ VLLM = {
     "request_decode_time_seconds": "histogram",
     "request_inference_time_seconds": "histogram",
     "request_prompt_tokens": "histogram",
+    "request_prefill_kv_computed_tokens": "histogram",
     "request_generation_tokens": "histogram",
     "request_max_num_generation_tokens": "histogram",
     "request_params_n": "histogram",
@@ -128,7 +131,7 @@ def test_names_and_types_are_those_of_vllm_and_llama_server_and_no_label_depends
         if sample.name.startswith(("vllm:", "lockstep:")):
             assert sample.labels.pop("model_name") == "smol"
         cache = {"block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching"}
-        assert set(sample.labels) <= {"le", "finished_reason", "kind", "reason"} | cache
+        assert set(sample.labels) <= {"le", "finished_reason", "kind", "reason", "source"} | cache
 
 
 @pytest.mark.parametrize("name", VLLM_BOUNDS)
@@ -255,11 +258,30 @@ async def test_counters_agree_with_the_usage_of_the_answers_whatever_ended_them(
         used = sum(usage[field] for usage in answers) + sum(getattr(usage, field) for usage in unanswered)
         assert _value(exposition, f"vllm:{sample}_tokens_total") == used
         assert _value(exposition, f"vllm:request_{sample}_tokens_sum") == used
+    prompt_tokens = _value(exposition, "vllm:prompt_tokens_total")
+    assert _value(exposition, "vllm:prompt_tokens_by_source_total", source="local_compute") == prompt_tokens
+    assert _value(exposition, "vllm:request_prefill_kv_computed_tokens_sum") == prompt_tokens
     assert _value(exposition, "llamacpp:tokens_predicted_total") == _value(exposition, "vllm:generation_tokens_total")
     reasons = {"length": 3, "abort": 2, "error": 1, "stop": 0}
     for reason, count in reasons.items():
         assert _value(exposition, "vllm:request_success_total", finished_reason=reason) == count
     assert all(math.isfinite(sample.value) for sample in _samples(exposition))
+
+
+async def test_refusals_of_a_full_queue_are_counted_by_the_limit_they_would_pass(serve):
+    server = await serve(FakeBackend(delay_s=0.01), n_slots=1, max_queue=1)
+    exposition = server.service.exposition
+    for limit in ("reqs", "tokens"):
+        assert _value(exposition, "vllm:admission_rejections_total", reason=f"max_num_queued_{limit}") == 0
+    running, waiting = (asyncio.create_task(server.complete(request_id=name, ignore_eos=True)) for name in "ab")
+    await until(lambda: server.engine.num_waiting == 1)
+    for _ in range(2):
+        (await server.complete()).refused(429)
+    for name in "ab":
+        await server.request("DELETE", f"/v1/requests/{name}")
+    await asyncio.gather(running, waiting)
+    assert _value(exposition, "vllm:admission_rejections_total", reason="max_num_queued_reqs") == 2
+    assert _value(exposition, "vllm:admission_rejections_total", reason="max_num_queued_tokens") == 0
 
 
 async def test_metrics_are_answered_while_a_forward_runs(serve):
