@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -114,8 +115,18 @@ class LockstepClient:
                 yield response
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise ClientError(f"{self.base_url} is not the URL of a server") from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            fault = error.certificate_error
+            why = fault.verify_message if isinstance(fault, ssl.SSLCertVerificationError) else str(fault)
+            raise UnreachableError(
+                f"the certificate of {self.base_url} is refused: {why} (SSL_CERT_FILE names a file of trusted ones)"
+            ) from error
+        except aiohttp.ClientConnectorSSLError as error:
+            raise UnreachableError(f"{self.base_url} speaks no TLS that is understood here: is it http?") from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise UnreachableError(f"no server at {self.base_url} (start one with `lockstep serve`)") from error
+            raise UnreachableError(
+                f"no server at {self.base_url} (start one with `lockstep serve`, or name its address with --url)"
+            ) from error
         except (aiohttp.ClientError, json.JSONDecodeError) as error:
             raise UnreachableError(f"{self.base_url}: {error or type(error).__name__}") from error
 

@@ -1,11 +1,13 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 
 import pytest
 
 from clients.api import LockstepClient
 from clients.errors import ClientError, ServerError, UnreachableError
+from tests.scheduler.serve.test_tls import make_certificate
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -139,7 +141,25 @@ async def test_nobody_at_the_address_says_how_to_start_a_server():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with LockstepClient(f"http://127.0.0.1:{port}") as client:
-        with pytest.raises(UnreachableError, match=rf"no server at http://127.0.0.1:{port} .*lockstep serve"):
+        with pytest.raises(UnreachableError, match=rf"no server at http://127.0.0.1:{port} .*lockstep serve.*--url"):
+            await client.models()
+
+
+async def test_a_certificate_nobody_trusts_is_not_taken_for_a_missing_server(tmp_path):
+    chain, key = make_certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(chain, key)
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context) as server:
+        url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+        async with LockstepClient(url) as client:
+            with pytest.raises(UnreachableError, match=rf"certificate of {url} is refused: self.signed.*SSL_CERT_FILE"):
+                await client.models()
+
+
+async def test_a_server_without_tls_is_not_taken_for_a_missing_one(canned):
+    url = canned.url.replace("http:", "https:")
+    async with LockstepClient(url) as client:
+        with pytest.raises(UnreachableError, match=f"{url} speaks no TLS"):
             await client.models()
 
 

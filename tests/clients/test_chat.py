@@ -159,7 +159,10 @@ async def test_without_a_server_it_says_how_to_start_one(start_chat):
     chat = await start_chat(url="http://127.0.0.1:9")
     code, stdout, stderr = await chat.end()
     assert (code, stdout) == (1, "")
-    assert stderr == "Error: no server at http://127.0.0.1:9 (start one with `lockstep serve`)\n"
+    assert (
+        stderr
+        == "Error: no server at http://127.0.0.1:9 (start one with `lockstep serve`, or name its address with --url)\n"
+    )
 
 
 async def test_a_server_that_stops_between_two_lines_is_missed_as_one_that_never_was(canned, start_chat):
@@ -168,7 +171,11 @@ async def test_a_server_that_stops_between_two_lines_is_missed_as_one_that_never
     await chat.read("Hello!\n")
     await canned.close()
     chat.say("Are you there?")
-    assert await chat.end() == (1, "", f"Error: no server at {canned.url} (start one with `lockstep serve`)\n")
+    assert await chat.end() == (
+        1,
+        "",
+        f"Error: no server at {canned.url} (start one with `lockstep serve`, or name its address with --url)\n",
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
