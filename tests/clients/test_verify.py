@@ -1,12 +1,15 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from clients.cli import cli
+from clients.verify import outcome
 from engine.model import Model
+from engine.verify import Count, Report
 from tests.tiny_model import write_tiny_llama
 
 
@@ -47,6 +50,28 @@ def test_the_page_says_what_was_compared_with_what_and_the_verdict(model_file):
     assert result.stdout.splitlines()[-1].startswith("EXACT: ")
     assert len(result.stdout.splitlines()) < 50
     assert max(map(len, result.stdout.splitlines())) < 120 + len(model_file)
+
+
+def test_what_there_was_no_time_to_try_is_not_shown_as_exact(model_file):
+    page = run(model_file, "--seconds", "0", "--kernels", "compiled").stdout.splitlines()
+
+    several = page[page.index("threads") + 2].split()
+    assert several[1:] == ["0", "not", "tried"]
+    assert (
+        page[-1] == "EXACT: every row compared has, bit for bit, the logits it has alone. A longer run tries the rest."
+    )
+
+
+def test_what_was_tried_in_all_ways_leaves_no_rest(model_file):
+    report = json.loads(run(model_file, "--seconds", "0", "--kernels", "reference", "--json").stdout)["report"]
+    tried = msgspec.convert(report, Report)
+    one = Count(num_rows=1, num_differing=0)
+    kinds = {group: dict.fromkeys(counts, one) for group, counts in tried.kinds.items()}
+    whole = msgspec.structs.replace(tried, kinds=kinds)
+    page = outcome(Model.load(model_file, kernels="reference"), "auto", whole, 1.0).to_text()
+
+    assert "not tried" not in page
+    assert page.splitlines()[-1] == "EXACT: every row compared has, bit for bit, the logits it has alone."
 
 
 def test_compiled_kernels_run_the_mixes_by_one_and_by_several_threads(model_file):
