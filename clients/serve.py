@@ -31,7 +31,9 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigFileError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigFileError(f"{path}: {error}") from error
     for key, value in document.items():
         if isinstance(value, dict):
