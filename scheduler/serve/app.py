@@ -170,15 +170,19 @@ class Server:
                 await engine.join()
 
     def reload(self) -> None:
-        """Read the files of keys and of the certificate again, for requests and connections still to come."""
-        try:
-            self._keys.reload()
-            if self._certificate is not None:
-                self._certificate.reload()
-        except (KeyFileError, CertificateError) as error:
-            _log.error("what was set before stays in force", reason=str(error))
-        else:
-            _log.info("keys and certificate have been read again")
+        """Read the files of keys and of the certificate again, for requests and connections still to come.
+
+        A mistake in one of them keeps the other from nothing.
+        """
+        for what, files in (("keys", self._keys), ("certificate", self._certificate)):
+            if files is None:
+                continue
+            try:
+                files.reload()
+            except (KeyFileError, CertificateError) as error:
+                _log.error("what was set before stays in force", what=what, reason=str(error))
+            else:
+                _log.info("read again", what=what)
 
     def abandon(self) -> None:
         """Remove what would outlive the process: it is about to end without leaving this context."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.errors import LockstepError
+from scheduler.serve.reread import ONLY_ONCE, may_wait
 
 
 class KeyFileError(LockstepError):
@@ -43,6 +44,8 @@ class ApiKeys:
 
     def reload(self) -> None:
         """Read the file anew. Raises `KeyFileError`, and then the keys are what they were."""
+        if self._path is not None and may_wait(self._path):
+            raise KeyFileError(self._path, ONLY_ONCE)
         self._digests = self._read()
 
     def _read(self) -> tuple[bytes, ...]:

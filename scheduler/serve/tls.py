@@ -4,6 +4,7 @@ import ssl
 from pathlib import Path
 
 from engine.errors import LockstepError
+from scheduler.serve.reread import ONLY_ONCE, may_wait
 
 HANDSHAKE_S = 10.0
 """Seconds a client may take to agree on a key; until then it is no connection that the limit counts."""
@@ -24,10 +25,15 @@ class Certificate:
         self._key = key
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.reload()
+        self._read()
 
     def reload(self) -> None:
         """Read the files anew, for connections still to come. Raises `CertificateError`, and then nothing changes."""
+        if may_wait(self._chain) or may_wait(self._key):
+            raise CertificateError(f"{self._where}: {ONLY_ONCE}")
+        self._read()
+
+    def _read(self) -> None:
         # Tried on a context of its own: one that fails half-way has already taken the new certificate.
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
             try:

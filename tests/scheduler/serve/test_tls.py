@@ -195,6 +195,35 @@ async def test_a_reload_that_fails_changes_nothing_and_says_so(tmp_path):
                     assert response.status == status
 
 
+async def test_a_mistake_in_the_keys_does_not_keep_a_renewed_certificate_out(tmp_path):
+    chain, key = make_certificate(tmp_path)
+    keys = tmp_path / "keys"
+    keys.write_text("secret-key\n")
+    async with Server(tls_settings((chain, key), api_key_file=keys)) as server:
+        await server.start(_load())
+        make_certificate(tmp_path)
+        keys.write_text("")
+        with structlog.testing.capture_logs() as captured:
+            server.reload()
+        assert [(line["log_level"], line["what"]) for line in captured] == [("error", "keys"), ("info", "certificate")]
+        presented = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", server.port))
+        assert presented == chain.read_text()
+
+
+async def test_a_reload_waits_for_no_pipe(tmp_path):
+    chain, key = make_certificate(tmp_path)
+    keys = tmp_path / "keys"
+    keys.write_text("secret-key\n")
+    async with Server(tls_settings((chain, key), api_key_file=keys)) as server:
+        for path in (keys, chain):
+            path.unlink()
+            os.mkfifo(path)
+        with structlog.testing.capture_logs() as captured:
+            server.reload()
+        assert all("a pipe" in line["reason"] for line in captured)
+        assert [line["what"] for line in captured] == ["keys", "certificate"]
+
+
 async def test_sighup_reads_the_keys_again(tmp_path, capfd):
     keys = tmp_path / "keys"
     keys.write_text("old\n")
