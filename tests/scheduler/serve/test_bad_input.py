@@ -93,6 +93,14 @@ async def server(serve):
         ("stream_options", "true"),
         ("guided_json", "{}"),
         ("use_beam_search", "true"),
+        ("length_penalty", "2.0"),
+        ("truncation_side", '"right"'),
+        ("logprob_token_ids", "[1]"),
+        ("vllm_xargs", '{"x": 1}'),
+        ("kv_transfer_params", "{}"),
+        ("ec_transfer_params", "{}"),
+        ("repetition_detection", "{}"),
+        ("watermarking", "true"),
         ("priority", "1.5"),
         ("priority", "true"),
         ("response_format", '{"type": "json_object"}'),
@@ -125,6 +133,13 @@ async def test_25_a_value_outside_its_range_is_refused_by_name(server, path, fie
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
         ("echo", True),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("thinking_token_budget", 100),
+        ("add_special_tokens", True),
+        ("return_prompt_text", True),
+        ("mm_processor_kwargs", {"x": 1}),
+        ("media_io_kwargs", {"x": 1}),
         ("chat_template", "{{ 1 }}"),
         ("chat_template_kwargs", {"messages": []}),
         ("chat_template_kwargs", {"now": 1}),
@@ -145,7 +160,15 @@ async def test_top_logprobs_is_named_as_chats_call_it(server, top_logprobs):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("logprobs", True), ("logprobs", 21), ("logprobs", -1), ("echo", "yes"), ("best_of", 2), ("suffix", "x")],
+    [
+        ("logprobs", True),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("echo", "yes"),
+        ("best_of", 2),
+        ("suffix", "x"),
+        ("add_special_tokens", False),
+    ],
 )
 async def test_what_a_completion_cannot_have_is_refused(server, field, value):
     (await server.complete(**{field: value})).refused(param=field)
