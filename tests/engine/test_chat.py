@@ -136,12 +136,12 @@ TRIMMING = (
 )
 
 
-@pytest.mark.parametrize(("source", "starts_each"), [(CHATML, 1), (TRIMMING, 0)])
+@pytest.mark.parametrize(("template", "starts_each"), [(template(CHATML), 1), (template(TRIMMING), 0)])
 @given(contents=st.lists(fragments, min_size=1, max_size=3))
 @settings(max_examples=200, deadline=None)
-def test_no_message_makes_or_breaks_a_control_token(tokenizer, source, starts_each, contents):
+def test_no_message_makes_or_breaks_a_control_token(tokenizer, template, starts_each, contents):
     messages = [{"role": content, "content": content, "name": [content]} for content in contents]
-    rendered = template(source).render(messages)
+    rendered = template.render(messages)
     ids = rendered.encode(tokenizer)
     starts = starts_each * len(contents) + 1  # the generation prompt's, or the BOS
     assert (ids.count(0), ids.count(1), ids.count(2)) == (0, starts, len(contents))
