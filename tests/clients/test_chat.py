@@ -4,9 +4,11 @@ import signal
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from clients.api import LockstepClient
 from clients.chat import COMMANDS, NOTES, stream_answer
+from clients.cli import cli
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -38,6 +40,18 @@ def _heed_ctrl_c():
 
 
 @pytest.fixture
+def chat(canned):
+    """A whole conversation in this process, all lines of it typed ahead: exit code, stdout and stderr."""
+
+    async def chat(*lines: str, options: tuple[str, ...] = (), url: str = canned.url) -> tuple[int, str, str]:
+        typed = "".join(f"{line}\n" for line in lines)
+        result = await asyncio.to_thread(CliRunner().invoke, cli, ["chat", "--url", url, *options], typed)
+        return result.exit_code, result.stdout, result.stderr
+
+    return chat
+
+
+@pytest.fixture
 async def start_chat(canned):
     processes = []
 
@@ -61,12 +75,9 @@ async def test_an_answer_is_written_piece_by_piece(canned):
     assert pieces == ["Hel", "lo", "!"]
 
 
-async def test_a_conversation_remembers_what_was_said(canned, start_chat):
-    chat = await start_chat("--system", "Be brief.", "--temperature", "0", "--max-tokens", "9")
-    chat.say("Hi")
-    chat.say("  ")
-    chat.say("More é")
-    assert await chat.end() == (0, "Hello!\nHello!\n", "")
+async def test_a_conversation_remembers_what_was_said(canned, chat):
+    options = ("--system", "Be brief.", "--temperature", "0", "--max-tokens", "9")
+    assert await chat("Hi", "  ", "More é", options=options) == (0, "Hello!\nHello!\n", "")
     system, first, second = {"role": "system", "content": "Be brief."}, HI[0], {"role": "user", "content": "More é"}
     assert [body["messages"] for body in canned.bodies] == [
         [system, first],
@@ -89,75 +100,57 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(canned, start_chat):
     assert canned.bodies[1]["messages"][1] == {"role": "assistant", "content": "Hel"}
 
 
-async def test_a_refused_turn_is_reported_and_forgotten(canned, start_chat):
+async def test_a_refused_turn_is_reported_and_forgotten(canned, chat):
     canned.refuse_from = 0
-    chat = await start_chat()
-    chat.say("Hi")
-    chat.say("Hi")
-    code, stdout, stderr = await chat.end()
+    code, stdout, stderr = await chat("Hi", "Hi")
     assert (code, stdout) == (1, "")
     assert stderr == "Error: n must be >= 1, got 0\n" * 2
     assert [body["messages"] for body in canned.bodies] == [HI, HI]
 
 
-async def test_a_full_context_costs_the_oldest_turns_and_not_the_conversation(canned, start_chat):
+async def test_a_full_context_costs_the_oldest_turns_and_not_the_conversation(canned, chat):
     canned.most_messages = 4
-    chat = await start_chat("--system", "Be brief.")
-    for line in ("One", "Two", "Three"):
-        chat.say(line)
-    code, stdout, stderr = await chat.end()
+    code, stdout, stderr = await chat("One", "Two", "Three", options=("--system", "Be brief."))
     assert (code, stdout) == (0, "Hello!\n" * 3)
     assert stderr == "[the context is full: the oldest turns are forgotten]\n"
     assert [message["content"] for message in canned.bodies[-1]["messages"]] == ["Be brief.", "Two", "Hello!", "Three"]
 
 
-async def test_a_line_too_long_for_the_context_alone_is_refused(canned, start_chat):
+async def test_a_line_too_long_for_the_context_alone_is_refused(canned, chat):
     canned.most_messages = 0
-    chat = await start_chat()
-    chat.say("One")
-    assert await chat.end() == (1, "", "Error: the prompt is too long\n")
+    assert await chat("One") == (1, "", "Error: the prompt is too long\n")
 
 
-async def test_clear_forgets_all_but_the_system_message(canned, start_chat):
-    chat = await start_chat("--system", "Be brief.")
-    for line in ("One", "/clear", "Two"):
-        chat.say(line)
-    assert await chat.end() == (0, "Hello!\nHello!\n", "")
+async def test_clear_forgets_all_but_the_system_message(canned, chat):
+    said = await chat("One", "/clear", "Two", options=("--system", "Be brief."))
+    assert said == (0, "Hello!\nHello!\n", "")
     assert [message["content"] for message in canned.bodies[-1]["messages"]] == ["Be brief.", "Two"]
 
 
-async def test_commands_are_told_of_and_not_sent(canned, start_chat):
-    chat = await start_chat()
-    chat.say("/help")
-    chat.say("/claer")
-    code, stdout, stderr = await chat.end()
+async def test_commands_are_told_of_and_not_sent(canned, chat):
+    code, stdout, stderr = await chat("/help", "/claer")
     assert (code, stdout, canned.bodies) == (0, "", [])
     assert stderr == f"{COMMANDS}\nno command /claer: {COMMANDS}\n"
 
 
 @pytest.mark.parametrize("finish_reason", NOTES)
-async def test_an_answer_that_did_not_end_of_itself_is_marked(canned, start_chat, finish_reason):
+async def test_an_answer_that_did_not_end_of_itself_is_marked(canned, chat, finish_reason):
     canned.finish_reason = finish_reason
-    chat = await start_chat()
-    chat.say("Hi")
-    assert await chat.end() == (0, "Hello!\n", f"{NOTES[finish_reason]}\n")
+    assert await chat("Hi") == (0, "Hello!\n", f"{NOTES[finish_reason]}\n")
 
 
-async def test_a_model_that_is_not_served_is_noticed_before_the_first_line(canned, start_chat):
-    chat = await start_chat("--model", "gpt-4")
-    assert await chat.end() == (0, "", f"gpt-4 is not among the models of {canned.url}: canned, other\n")
+async def test_a_model_that_is_not_served_is_noticed_before_the_first_line(canned, chat):
+    note = f"gpt-4 is not among the models of {canned.url}: canned, other\n"
+    assert await chat(options=("--model", "gpt-4")) == (0, "", note)
 
 
-async def test_a_model_cannot_drive_the_terminal(canned, start_chat):
+async def test_a_model_cannot_drive_the_terminal(canned, chat):
     canned.pieces = ["\x1b[2Jred\x07\x9b31m", "\ttab\nline"]
-    chat = await start_chat()
-    chat.say("Hi")
-    assert await chat.end() == (0, "[2Jred31m\ttab\nline\n", "")
+    assert await chat("Hi") == (0, "[2Jred31m\ttab\nline\n", "")
 
 
-async def test_without_a_server_it_says_how_to_start_one(start_chat):
-    chat = await start_chat(url="http://127.0.0.1:9")
-    code, stdout, stderr = await chat.end()
+async def test_without_a_server_it_says_how_to_start_one(chat):
+    code, stdout, stderr = await chat(url="http://127.0.0.1:9")
     assert (code, stdout) == (1, "")
     assert (
         stderr
