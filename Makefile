@@ -12,8 +12,11 @@ serve: venv
 test: venv
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
+# What has no unit test is not even read, which would take seconds: schemathesis makes up its calls while collected.
+UNREAD := tests/e2e tests/cases tests/scheduler/serve/test_schemathesis.py
+
 test-unit: venv
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not e2e"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not e2e" -p no:schemathesis $(addprefix --ignore=,$(UNREAD))
 
 # Other people's clients against a real server. Each has an environment of its own, made from tests/real_clients; those
 # that are libraries bring their own pytest, those that are commands are run by ours.

@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import msgspec
-import openai
 import pytest
 from structlog.testing import capture_logs
 
@@ -178,6 +177,8 @@ async def test_white_space_alone_is_sent(serve):
 async def test_the_official_client_reads_streams_errors_and_pings(serve):
     server = await serve(FakeBackend(delay_s=0.02), sse_ping=0.01)
     url = f"http://{server.host}:{server.port}/v1"
+    import openai  # a second's work, for whoever runs this test alone
+
     async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
         messages = [{"role": "user", "content": "Hi"}]
         plain = await client.chat.completions.create(model="fake", messages=messages, max_tokens=4, temperature=0)

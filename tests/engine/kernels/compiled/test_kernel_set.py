@@ -94,6 +94,7 @@ def test_an_output_head_of_its_own_is_used(tmp_path, tied):
     np.testing.assert_allclose(Loaded(CompiledKernels(), path).all_logits(prompt(9)), expected, atol=0.05)
 
 
+@pytest.mark.slow
 def test_every_path_runs_the_whole_forward_and_fused_ones_agree_bit_for_bit(tmp_path):
     path = write_tiny_llama(tmp_path / "m.gguf", quant="Q4_1", n_layers=2)
     logits = {name: Loaded(CompiledKernels(path=isa.named(name)), path).all_logits(prompt(30), "float16")
