@@ -3,22 +3,31 @@
 import json
 
 import pytest
+import pytest_asyncio
 from structlog.testing import capture_logs
 
 from engine.errors import CacheError
-from tests.scheduler.serve.rig import MAX_LEN, FakeTemplate
+from tests.scheduler.serve.rig import MAX_LEN, FakeTemplate, serve
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HI = '"messages":[{"role":"user","content":"Hi"}]'
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 
 
-@pytest.fixture
-async def server(serve):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_server():
+    async with serve() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def server(shared_server):
     """When a test is over nothing must have been submitted, and a good request must still be answered."""
-    server = await serve()
-    yield server
-    assert server.engine.metrics.num_requests == 0
-    assert (await server.complete("Hi", max_tokens=1)).status == 200
+    before = shared_server.engine.metrics.num_requests
+    yield shared_server
+    assert shared_server.engine.metrics.num_requests == before
+    assert (await shared_server.complete("Hi", max_tokens=1)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -302,30 +311,30 @@ async def test_what_a_template_makes_too_long_is_not_tokenized(server, monkeypat
     assert reply.refused(400, "messages")["code"] == "context_length_exceeded"
 
 
-async def test_without_a_template_a_chat_is_refused_and_completions_work(serve):
-    server = await serve(template=None)
-    (await server.chat()).refused(param="messages")
-    assert (await server.complete(max_tokens=1)).status == 200
+async def test_without_a_template_a_chat_is_refused_and_completions_work():
+    async with serve(template=None) as server:
+        (await server.chat()).refused(param="messages")
+        assert (await server.complete(max_tokens=1)).status == 200
 
 
-async def test_a_template_that_breaks_is_our_fault_and_told_without_names(serve):
+async def test_a_template_that_breaks_is_our_fault_and_told_without_names():
     class Broken(FakeTemplate):
         def render(self, *_args, **_kwargs):
             raise KeyError("secret internals")
 
-    server = await serve(template=Broken())
-    error = (await server.chat()).refused(500)
+    async with serve(template=Broken()) as server:
+        error = (await server.chat()).refused(500)
     assert "secret" not in error["message"]
 
 
-async def test_an_error_of_ours_that_no_client_can_cause_is_in_the_log(serve):
+async def test_an_error_of_ours_that_no_client_can_cause_is_in_the_log():
     class Broken(FakeTemplate):
         def render(self, *_args, **_kwargs):
             raise CacheError("a gap in the cache")
 
-    server = await serve(template=Broken())
-    with capture_logs() as logged:
-        error = (await server.chat()).refused(500)
+    async with serve(template=Broken()) as server:
+        with capture_logs() as logged:
+            error = (await server.chat()).refused(500)
     assert "cache" not in error["message"]
     (line,) = [line for line in logged if line["event"] == "handler failed"]
     assert (line["log_level"], line["path"], line["exc_info"]) == ("error", "/v1/chat/completions", True)
