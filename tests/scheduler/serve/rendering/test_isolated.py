@@ -33,9 +33,9 @@ def rendering(text=CHATML, **options):
         yield template
 
 
-def attacked(template):
+def attacked(template, message="attack"):
     with pytest.raises(TemplateError) as refusal:
-        template.render([{"role": "user", "content": "attack"}])
+        template.render([{"role": "user", "content": message}])
     return str(refusal.value)
 
 
@@ -71,28 +71,35 @@ def test_what_does_not_compile_is_known_before_the_first_chat():
         template.check()
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "{% for i in range(10**12) %}x{% endfor %}",
-        "{{ 'x' * messages[0].content|length * 10**9 }}",
-        "{% set ns = namespace(x='x') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ messages[0].content|center(10**9) }}",
-        "{{ '%0999999999d' % messages|length }}",
-        "{{ [[]] * 10**9 * messages|length }}",
-        "{{ messages[0].content ~ '\\ud800' }}",
-        "{{ raise_exception('x' * 10**7) }}",
-        "{{ messages[0].nothing.there }}",
-    ],
+REFUSED = (
+    "{% for i in range(10**12) %}x{% endfor %}",
+    "{{ 'x' * messages[0].content|length * 10**9 }}",
+    "{% set ns = namespace(x='x') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ messages[0].content|center(10**9) }}",
+    "{{ '%0999999999d' % messages|length }}",
+    "{{ [[]] * 10**9 * messages|length }}",
+    "{{ messages[0].content ~ '\\ud800' }}",
+    "{{ raise_exception('x' * 10**7) }}",
+    "{{ messages[0].nothing.there }}",
 )
-def test_a_refused_attack_leaves_the_process_as_it_is(attack):
-    with rendering(ON_DEMAND.replace("ATTACK", attack)) as template:
-        assert template.render(HI).text == "fine"
-        process = process_of(template)
-        assert 0 < len(attacked(template)) <= 1000
-        assert template.render(HI).text == "fine"
-        assert process_of(template) == process
+
+
+@pytest.fixture(scope="module")
+def refusing():
+    """One process for all attacks that are refused: the message says which."""
+    cases = (f"{{% elif messages[0].content == 'attack {n}' %}}{attack}" for n, attack in enumerate(REFUSED))
+    with rendering(f"{{% if messages[0].content == 'Hi' %}}fine{''.join(cases)}{{% endif %}}") as template:
+        yield template
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)), ids=REFUSED)
+def test_a_refused_attack_leaves_the_process_as_it_is(refusing, number):
+    assert refusing.render(HI).text == "fine"
+    process = process_of(refusing)
+    assert 0 < len(attacked(refusing, f"attack {number}")) <= 1000
+    assert refusing.render(HI).text == "fine"
+    assert process_of(refusing) == process
 
 
 @pytest.mark.parametrize("attack", [ENDLESS, "{{ 7 ** (10 ** 8 * messages|length) }}"])
