@@ -4,88 +4,30 @@ Every path computes the same integers. Floats differ between paths only where a 
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-from engine.kernels.compiled.lang import F16, F32, I8, I16, I32, Function, I32x16, Value, vector
-
-I32x8, I32x4, I8x16 = vector(I32, 8), vector(I32, 4), vector(I8, 16)
-
-
-def _dot4_vpdpbusd_512(f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
-    """AVX512-VNNI: one instruction, 64 products."""
-    return f.intrinsic("llvm.x86.avx512.vpdpbusd.512", I32x16, total, codes.bitcast(I32x16), x.splat())
-
-
-def _dot4_vpdpbusd_256(f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
-    """AVX-VNNI: the same in two halves of eight rows."""
-    name, words, x8 = "llvm.x86.avx512.vpdpbusd.256", codes.bitcast(I32x16), x.splat(8)
-    low, high = (
-        f.intrinsic(name, I32x8, total.shuffle(half), words.shuffle(half), x8) for half in (range(8), range(8, 16))
-    )
-    return low.concatenate(high)
-
-
-def _dot4_pmaddwd(f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
-    """AVX2: even and odd bytes widened to 16 bits, so that no sum of two products saturates, as in `pmaddubsw`."""
-    words, x_words = codes.bitcast(vector(I16, 32)), x.splat().bitcast(vector(I16, 32))
-    even, odd = words & 0xFF, words >> 8
-    x_even, x_odd = (x_words << 8).arithmetic_shift_right(8), x_words.arithmetic_shift_right(8)
-    for a, b in ((even, x_even), (odd, x_odd)):
-        halves = [
-            f.intrinsic("llvm.x86.avx2.pmadd.wd", I32x8, a.shuffle(half), b.shuffle(half))
-            for half in (range(16), range(16, 32))
-        ]
-        total = total + halves[0].concatenate(halves[1])
-    return total
-
-
-def _dot4_sdot(f: Function, total: Value, codes: Value, x: Value, bits: int) -> Value:
-    """NEON dot product, which is signed: an 8-bit code c becomes c - 128, and 128 x is added back as 64 x + 64 x."""
-    name, x16 = "llvm.aarch64.neon.sdot.v4i32.v16i8", x.splat(4).bitcast(I8x16)
-    parts = []
-    for quarter in range(4):
-        part = total.shuffle(range(4 * quarter, 4 * quarter + 4))
-        signed = codes.shuffle(range(16 * quarter, 16 * quarter + 16))
-        if bits == 8:
-            signed = signed ^ 0x80
-            offset = f.constant(I8x16, 64)
-            part = f.intrinsic(name, I32x4, f.intrinsic(name, I32x4, part, offset, x16), offset, x16)
-        parts.append(f.intrinsic(name, I32x4, part, signed, x16))
-    return parts[0].concatenate(parts[1]).concatenate(parts[2].concatenate(parts[3]))
-
-
-def _dot4_plain(_f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
-    """Shifts and multiplications any CPU has."""
-    words = codes.bitcast(I32x16)
-    for byte in range(4):
-        code = (words >> (8 * byte)) & 0xFF
-        total = total + code * (x << (24 - 8 * byte)).arithmetic_shift_right(24).splat()
-    return total
-
-
-Dot4 = Callable[[Function, Value, Value, Value, int], Value]
-"""(function, total int32 x 16, codes uint8 x 64, x int32 of four int8, bits of a code) -> total plus, for each of 16
-rows, the sum of its four code * x."""
+from engine.kernels.compiled import dots
+from engine.kernels.compiled.lang import F16, F32, I16, I32, Function, I32x16, Value, vector
 
 
 @dataclass(frozen=True)
 class CPUPath:
     """One way to compile every kernel.
 
-    `cpu` and `features` are LLVM's; `has_float16` and `has_fma` say that the conversion and the fused multiply-add are
-    instructions.
+    `cpu` and `features` are LLVM's; `rows_together` activation rows go through `dots` side by side, as many as the
+    registers allow; `has_float16` and `has_fma` say that the conversion and the fused multiply-add are instructions.
     """
 
     name: str
     triple: str
     cpu: str
     features: str
-    dot4: Dot4
+    dots: dots.Dots
+    rows_together: int
     has_float16: bool = True
     has_fma: bool = True
 
@@ -132,7 +74,8 @@ class CPUPath:
 class _Kind(NamedTuple):
     """A path before it is known for which CPU: what it needs, and the oldest CPU that has it."""
 
-    dot4: Dot4
+    dots: dots.Dots
+    rows_together: int
     needs: tuple[str, ...]
     oldest: str
     architecture: str
@@ -140,11 +83,11 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {  # the fastest first
-    "avx512-vnni": _Kind(_dot4_vpdpbusd_512, ("avx512vnni", "avx512bw", "avx512vl"), "icelake-server", "x86_64"),
-    "avx-vnni": _Kind(_dot4_vpdpbusd_256, ("avxvnni", "fma", "f16c"), "alderlake", "x86_64"),
-    "avx2": _Kind(_dot4_pmaddwd, ("avx2", "fma", "f16c"), "haswell", "x86_64"),
-    "neon-dot": _Kind(_dot4_sdot, ("dotprod",), "neoverse-n1", "aarch64"),
-    "plain": _Kind(_dot4_plain, (), "", "", is_plain=True),
+    "avx512-vnni": _Kind(dots.vpdpbusd_512, 1, ("avx512vnni", "avx512bw", "avx512vl"), "icelake-server", "x86_64"),
+    "avx-vnni": _Kind(dots.vpdpbusd_256, 1, ("avxvnni", "fma", "f16c"), "alderlake", "x86_64"),
+    "avx2": _Kind(dots.pmaddubsw, 4, ("avx2", "fma", "f16c"), "haswell", "x86_64"),
+    "neon-dot": _Kind(dots.sdot, 1, ("dotprod",), "neoverse-n1", "aarch64"),
+    "plain": _Kind(dots.plain, 1, (), "", "", is_plain=True),
 }
 NAMES = tuple(_KINDS)
 
@@ -172,7 +115,7 @@ def named(name: str) -> CPUPath:
 
 def _path(name: str, triple: str, cpu: str, features: str) -> CPUPath:
     kind = _KINDS[name]
-    return CPUPath(name, triple, cpu, features, kind.dot4, not kind.is_plain, not kind.is_plain)
+    return CPUPath(name, triple, cpu, features, kind.dots, kind.rows_together, not kind.is_plain, not kind.is_plain)
 
 
 @functools.cache

@@ -10,13 +10,14 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from engine.kernels.compiled.dots import Operands
 from engine.kernels.compiled.formats import CACHE_LINE
 from engine.kernels.compiled.isa import CPUPath
 from engine.kernels.compiled.jit import Library
-from engine.kernels.compiled.lang import I32, I64, PTR, Function, I8x64, I32x16, Value
+from engine.kernels.compiled.lang import I64, PTR, Function, I8x64, I32x16, Value
 
-STEPS = 4
-"""Dot products of one chain in one pass of the loop."""
+STEPS = 8
+"""Vectors of codes that one chain multiplies in one pass of the loop: a 32-block's."""
 _LINES = 8
 READ_UNIT = _LINES * CACHE_LINE
 """Bytes read in one pass; what is read must be a multiple of it."""
@@ -52,7 +53,7 @@ class Limits:
     def dot_products(self, passes: int) -> NDArray[np.int32]:
         """`passes` times through the activations of a pattern with each chain's codes; the sums, int32 [chains, 16].
 
-        One thread's work from registers alone: 64 products are one step of `CPUPath.dot4`, with codes of 4 bits.
+        One thread's work from registers alone, as `CPUPath.dots` does it for codes of 4 bits.
         """
         sums = np.empty((self.chains, 16), np.int32)
         self._dots(self.codes.ctypes.data, self.activations.ctypes.data, passes, sums.ctypes.data)
@@ -83,10 +84,9 @@ def _build_dots(module: ir.Module, path: CPUPath) -> None:
     with f.range(0, f["passes"]) as index:
         # They change from pass to pass, so that no product can be computed once for all.
         activations = f["activations"] + (index & (PATTERN - 1)) * (4 * STEPS)
-        for step in range(STEPS):
-            x = (activations + 4 * step).load(I32)
-            for code, total in zip(codes, totals, strict=True):
-                total.value = path.dot4(f, total.value, code, x, 4)
+        for code, total in zip(codes, totals, strict=True):
+            operands = Operands(range(STEPS), [code] * STEPS, f["codes"], 4, [activations])
+            [total.value] = path.dots(f, [total.value], operands, 1)
     _store(f, [total.value for total in totals])
 
 

@@ -6,6 +6,7 @@ order within each block too. The same operations for an output element however m
 
 from llvmlite import ir
 
+from engine.kernels.compiled.dots import Operands
 from engine.kernels.compiled.formats import BLOCK, CACHE_LINE, FLOATS, TILE, TileFormat
 from engine.kernels.compiled.isa import CPUPath
 from engine.kernels.compiled.lang import F32, I8, I32, I64, PTR, F32x16, Function, I8x64, I32x16, Value, Variable
@@ -80,21 +81,30 @@ class _Product:
         scales, mins = _scale_pointers(fmt, tile, blocks)
         with f.range(0, blocks) as block:
             self._prefetch(block)
-            codes = _block_codes(fmt, tile + block * fmt.block_code_bytes)
+            codes_at = tile + block * fmt.block_code_bytes
+            codes = _block_codes(fmt, codes_at)
             group_scales = [_load_scales(path, fmt, scales, block, group) for group in range(fmt.groups)]
             group_mins = [
                 _load_scales(path, fmt, mins, block, group) for group in range(fmt.groups) if fmt.offset is None
             ]
             record = f["panel"] + block * RECORD_BYTES
-            for row, total in enumerate(totals):
-                entry = record + 4 * row
-                x_scale = (entry + SCALES).load(F32)
+            for first in range(0, rows, path.rows_together):
+                together = range(first, min(first + path.rows_together, rows))
+                x_scales = [(record + (4 * row + SCALES)).load(F32) for row in together]
                 for group, scale in enumerate(group_scales):
-                    dot = self._dot(codes, record, row, group, n_chains=2 if rows <= 2 else 1)
-                    total.value = path.fma(f, dot.to(F32), scale * x_scale, total.value)
-                    if fmt.offset is None:
-                        x_sum = _scaled_sum(fmt, entry, x_scale, group)
-                        total.value = path.fma(f, group_mins[group], x_sum, total.value)
+                    vectors = range(group * fmt.group // 4, (group + 1) * fmt.group // 4)
+                    of_group = codes[vectors.start : vectors.stop]
+                    operands = Operands(
+                        vectors, of_group, codes_at, fmt.bits, [record + row * BLOCK for row in together]
+                    )
+                    initial = [_initial_sum(f, fmt, record + 4 * row, group) for row in together]
+                    dots = path.dots(f, initial, operands, 2 if rows <= 2 else 1)
+                    for row, x_scale, dot in zip(together, x_scales, dots, strict=True):
+                        total = totals[row]
+                        total.value = path.fma(f, dot.to(F32), scale * x_scale, total.value)
+                        if fmt.offset is None:
+                            x_sum = _scaled_sum(fmt, record + 4 * row, x_scale, group)
+                            total.value = path.fma(f, group_mins[group], x_sum, total.value)
 
     def _prefetch(self, block: Value) -> None:
         """Ask for this block's share of the bytes that lie ahead."""
@@ -102,16 +112,6 @@ class _Product:
         ahead = self._f["tile"] + _PREFETCH_AHEAD + block * share
         for line in range(0, share, CACHE_LINE):
             (ahead + line).prefetch(locality=2)
-
-    def _dot(self, codes: list[Value], record: Value, row: int, group: int, n_chains: int) -> Value:
-        """The integer dot product of one group; few rows leave the CPU idle unless the sum is split in two chains."""
-        f, fmt = self._f, self._fmt
-        per_group = len(codes) // fmt.groups
-        chains = [_initial_sum(f, fmt, record + 4 * row, group)] + [f.constant(I32x16, 0)] * (n_chains - 1)
-        for j in range(group * per_group, (group + 1) * per_group):
-            x = (record + row * BLOCK + 4 * j).load(I32)
-            chains[j % n_chains] = self._path.dot4(f, chains[j % n_chains], codes[j], x, fmt.bits)
-        return chains[0] if n_chains == 1 else chains[0] + chains[1]
 
 
 def _scale_pointers(fmt: TileFormat, tile: Value, blocks: Value) -> tuple[Value, Value]:
