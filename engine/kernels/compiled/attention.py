@@ -25,7 +25,7 @@ _MASKED = -3.0e38
 # As many accumulators as registers hold, and enough to hide the latency of a fused multiply-add.
 _HEADS_AT_ONCE = 6
 _FEW_HEADS = 3
-_COLUMNS_AT_ONCE = 4 * LANES
+_MOST_COLUMNS = 4  # of 16 lanes
 _WIDTH_STEP = 8
 
 
@@ -104,8 +104,10 @@ class _Attend:
     def _attend(self, heads: Sequence["_Head"], is_first: bool) -> None:
         for head, maximum in zip(heads, self._score(heads), strict=True):
             self._soften(head, maximum)
-        for column in range(0, self._shape.width, _COLUMNS_AT_ONCE):
-            columns = range(column, min(column + _COLUMNS_AT_ONCE, self._shape.width), LANES)
+        # One register for a weight and one for a value leave the others for sums.
+        columns_at_once = LANES * min(_MOST_COLUMNS, max(1, (self._path.registers - 2) // len(heads)))
+        for column in range(0, self._shape.width, columns_at_once):
+            columns = range(column, min(column + columns_at_once, self._shape.width), LANES)
             self._mix(heads, columns, prefetch=is_first and column == 0)
 
     def _weights_of(self, head: "_Head") -> Value:

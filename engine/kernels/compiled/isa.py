@@ -18,14 +18,16 @@ from engine.kernels.compiled.lang import F16, F32, I16, I32, Function, I32x16, V
 class CPUPath:
     """One way to compile every kernel.
 
-    `cpu` and `features` are LLVM's; `rows_together` activation rows go through `dots` side by side, as many as the
-    registers allow; `has_float16` and `has_fma` say that the conversion and the fused multiply-add are instructions.
+    `cpu` and `features` are LLVM's; `registers` vectors of 16 lanes fit into the CPU's; `rows_together` activation rows
+    go through `dots` side by side; `has_float16` and `has_fma` say that the conversion and the fused multiply-add are
+    instructions.
     """
 
     name: str
     triple: str
     cpu: str
     features: str
+    registers: int
     dots: dots.Dots
     rows_together: int
     has_float16: bool = True
@@ -74,6 +76,7 @@ class CPUPath:
 class _Kind(NamedTuple):
     """A path before it is known for which CPU: what it needs, and the oldest CPU that has it."""
 
+    registers: int
     dots: dots.Dots
     rows_together: int
     needs: tuple[str, ...]
@@ -83,11 +86,11 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {  # the fastest first
-    "avx512-vnni": _Kind(dots.vpdpbusd_512, 1, ("avx512vnni", "avx512bw", "avx512vl"), "icelake-server", "x86_64"),
-    "avx-vnni": _Kind(dots.vpdpbusd_256, 1, ("avxvnni", "fma", "f16c"), "alderlake", "x86_64"),
-    "avx2": _Kind(dots.pmaddubsw, 4, ("avx2", "fma", "f16c"), "haswell", "x86_64"),
-    "neon-dot": _Kind(dots.sdot, 1, ("dotprod",), "neoverse-n1", "aarch64"),
-    "plain": _Kind(dots.plain, 1, (), "", "", is_plain=True),
+    "avx512-vnni": _Kind(32, dots.vpdpbusd_512, 1, ("avx512vnni", "avx512bw", "avx512vl"), "icelake-server", "x86_64"),
+    "avx-vnni": _Kind(8, dots.vpdpbusd_256, 1, ("avxvnni", "fma", "f16c"), "alderlake", "x86_64"),
+    "avx2": _Kind(8, dots.pmaddubsw, 4, ("avx2", "fma", "f16c"), "haswell", "x86_64"),
+    "neon-dot": _Kind(8, dots.sdot, 1, ("dotprod",), "neoverse-n1", "aarch64"),
+    "plain": _Kind(4, dots.plain, 1, (), "", "", is_plain=True),
 }
 NAMES = tuple(_KINDS)
 
@@ -115,7 +118,8 @@ def named(name: str) -> CPUPath:
 
 def _path(name: str, triple: str, cpu: str, features: str) -> CPUPath:
     kind = _KINDS[name]
-    return CPUPath(name, triple, cpu, features, kind.dots, kind.rows_together, not kind.is_plain, not kind.is_plain)
+    is_modern = not kind.is_plain
+    return CPUPath(name, triple, cpu, features, kind.registers, kind.dots, kind.rows_together, is_modern, is_modern)
 
 
 @functools.cache
