@@ -26,7 +26,7 @@ from scheduler.serve.http.routes import build_app
 from scheduler.serve.http.serving import Serving
 from scheduler.serve.jsonl.server import JsonlServer
 from scheduler.serve.keys import ApiKeys, KeyFileError
-from scheduler.serve.listen import BACKLOG, UnixListener, listen_tcp
+from scheduler.serve.listen import ACCEPTED_AT_ONCE, BACKLOG, UnixListener, listen_tcp
 from scheduler.serve.load import Loaded, load
 from scheduler.serve.service import ServedModel, Service
 from scheduler.serve.settings import ANY_ORIGIN, ServeSettings
@@ -256,15 +256,23 @@ class Server:
         assert runner.server is not None
         for sock in self._http:
             listening = await asyncio.get_running_loop().create_server(
-                runner.server, sock=sock, backlog=BACKLOG, **self._tls
+                runner.server, sock=sock, backlog=ACCEPTED_AT_ONCE, **self._tls
             )
+            sock.listen(BACKLOG)  # which asyncio has just lowered
             self._resources.callback(listening.close)
 
     async def _start_jsonl(self, service: Service) -> None:
         jsonl = JsonlServer(service, self._settings, self._keys)
-        servers = [await asyncio.start_server(jsonl, sock=sock, backlog=BACKLOG, **self._tls) for sock in self._jsonl]
+        servers = [
+            await asyncio.start_server(jsonl, sock=sock, backlog=ACCEPTED_AT_ONCE, **self._tls) for sock in self._jsonl
+        ]
+        listening = list(self._jsonl)
         if self._unix is not None:
-            servers.append(await asyncio.start_unix_server(jsonl, sock=self._unix.socket, backlog=BACKLOG))
+            unix = self._unix.socket
+            servers.append(await asyncio.start_unix_server(jsonl, sock=unix, backlog=ACCEPTED_AT_ONCE))
+            listening.append(unix)
+        for sock in listening:
+            sock.listen(BACKLOG)  # which asyncio has just lowered
         self._resources.push_async_callback(jsonl.close, LAST_EVENTS_S)
         for server in servers:
             self._resources.callback(server.close)
@@ -293,8 +301,9 @@ def _announce(ready: dict[str, Any]) -> None:
 def _allow_files(needed: int) -> None:
     """Raise this process's limit of open files to `needed`, as far as it may be raised: every connection is one."""
     allowed, possible = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY not in {allowed, possible}:
-        needed = min(needed, possible)
+    if resource.RLIM_INFINITY not in {allowed, possible} and needed > possible:
+        _log.warning("too few files may be open for --max-connections: raise ulimit -Hn", needed=needed, may=possible)
+        needed = possible
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, possible))
 

@@ -10,6 +10,12 @@ from pathlib import Path
 from engine.errors import LockstepError
 
 BACKLOG = 512
+ACCEPTED_AT_ONCE = 1
+"""Connections taken in one turn of the event loop, asyncio's `backlog`.
+
+Where no more files may be opened, asyncio does not stop at the first failure: it fails, logs a traceback and sets a
+timer as many times a turn. With a backlog of hundreds, strangers filled the log.
+"""
 NOT_ON_THIS_MACHINE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 

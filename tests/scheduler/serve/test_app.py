@@ -1,7 +1,9 @@
 import asyncio
 import contextlib
+import itertools
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -275,3 +277,23 @@ def test_a_context_that_had_to_be_lowered_is_warned_of():
         context_of(_settings(context=4096), 2048)
         context_of(_settings(context=2048), 2048)
     assert [(line["log_level"], line["asked"], line["context"]) for line in captured] == [("warning", 4096, 2048)]
+
+
+async def test_where_no_more_files_may_be_opened_the_log_is_not_filled_and_others_are_served_later(caplog):
+    async with _serving(jsonl_port=0) as server:
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+        clients = [socket.socket()]
+        lowest_free = clients[0].fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 16, allowed[1]))
+        try:
+            ports = itertools.cycle([server.port, server.jsonl_port])
+            with pytest.raises(OSError, match="Too many open files"):
+                clients.extend(socket.create_connection(("127.0.0.1", port)) for port in ports)
+            await until(lambda: "out of system resource" in caplog.text)
+            await asyncio.sleep(0.2)
+            assert caplog.text.count("out of system resource") <= 4
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+            for client in clients:
+                client.close()
+        assert (await _get(server, "/health"))[0] == 200
