@@ -33,10 +33,12 @@ async def deliver(request: web.Request, writing: Awaitable[None], timeout_s: flo
 def check_announced(request: web.Request) -> None:
     """Raise `ApiError` if the head alone says that the body will not be read: 413 too large, 415 packed."""
     settings = request.app[SETTINGS]
-    packed = [value.strip() for line in request.headers.getall(hdrs.CONTENT_ENCODING, []) for value in line.split(",")]
-    if any(value.lower() not in {"", "identity"} for value in packed):
+    for name, as_it_is in ((hdrs.CONTENT_ENCODING, {"", "identity"}), (hdrs.TRANSFER_ENCODING, {"", "chunked"})):
+        encodings = [value.strip() for line in request.headers.getall(name, []) for value in line.split(",")]
+        if as_it_is.issuperset(value.lower() for value in encodings):
+            continue
         # What is small may unpack to what is not: nothing here unpacks anything.
-        message = f"bodies are taken as they are, not with Content-Encoding: {', '.join(packed)}"
+        message = f"bodies are taken as they are, not with {name}: {', '.join(encodings)}"
         raise ApiError(415, message, code="encoding_not_supported", headers={**CLOSE, hdrs.ACCEPT_ENCODING: "identity"})
     if (request.content_length or 0) > settings.max_body:
         raise too_large(settings.max_body)

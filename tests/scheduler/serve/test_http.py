@@ -249,6 +249,14 @@ async def test_a_packed_body_is_refused_unopened_and_its_connection_closed(serve
     assert not caplog.records
 
 
+async def test_a_body_packed_for_the_way_is_refused_too(server):
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n".encode()
+    error = reply_of(await server.raw(head + chunks)).refused(415)
+    assert error["code"] == "encoding_not_supported"
+    assert "Transfer-Encoding: gzip" in error["message"]
+
+
 async def test_a_packed_body_is_not_asked_for(server):
     head = http_post(CHAT, BODY, "Expect: 100-continue", "Content-Encoding: gzip").partition(b"\r\n\r\n")[0]
     reply = await server.first_reply(head + b"\r\n\r\n")
