@@ -243,6 +243,7 @@ def test_work_is_handed_out_until_the_time_is_used_and_not_less_than_one_sequenc
     assert seen[-1] == longer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["reference", "reference-int8"])
 def test_a_small_model_on_the_reference_kernels_passes(tmp_path: Path, kernels: str):
     model = Model.load(write_tiny_llama(tmp_path / "tiny.gguf", quant="Q8_0", max_context=400), kernels=kernels)

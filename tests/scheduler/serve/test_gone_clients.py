@@ -94,6 +94,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenized_starts_nothing
     assert server.engine.metrics.num_requests == 0
 
 
+@pytest.mark.slow
 async def test_31_hundreds_of_broken_streams_leave_no_task_behind(serve):
     server = await serve(FakeBackend(delay_s=0.001), n_slots=4)
     reference = (await server.complete("Hi", temperature=0, max_tokens=8)).json["choices"][0]["text"]

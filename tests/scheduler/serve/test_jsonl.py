@@ -592,6 +592,7 @@ _lines = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(_lines, max_size=6), ending=st.sampled_from([b"\n", b"\r\n", b""]))
 def test_whatever_is_sent_every_event_is_strict_json_and_the_server_goes_on(lines, ending):

@@ -158,6 +158,7 @@ async def test_the_server_gives_it_away(server):
     assert reply.json == DOCUMENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("limits", [numbers, sizes])
 async def test_limits_are_the_documented_ones(serve, name, limits):

@@ -212,6 +212,7 @@ async def test_a_slow_reader_holds_back_only_itself_and_is_cut_off(serve):
     del reader
 
 
+@pytest.mark.slow
 async def test_plain_answers_nobody_reads_are_given_up_without_a_word_in_the_log(serve, caplog):
     server = await serve(write_timeout=0.1)
     body = json.dumps({"prompt": "x" * 40_000, "return_token_strs": True}).encode()
