@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from clients.api import DEFAULT_URL, LockstepClient
+from clients.bench_report import Trace, summarize
 from clients.errors import ClientError
 from clients.progress import Advance, progress
-from clients.report import Trace, summarize
 from clients.workload import Workload
 
 Clock = Callable[[], float]

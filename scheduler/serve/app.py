@@ -21,9 +21,9 @@ import structlog
 from scheduler.events import Finished
 from scheduler.loop import EngineLoop
 from scheduler.serve import logs
+from scheduler.serve.http.app_keys import Serving
 from scheduler.serve.http.protocol import ConnectionLimits, Runner
 from scheduler.serve.http.routes import build_app
-from scheduler.serve.http.serving import Serving
 from scheduler.serve.jsonl.server import JsonlServer
 from scheduler.serve.keys import ApiKeys, KeyFileError
 from scheduler.serve.listen import ACCEPTED_AT_ONCE, BACKLOG, UnixListener, listen_tcp

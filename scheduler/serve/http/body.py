@@ -7,7 +7,7 @@ from types import MappingProxyType
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from scheduler.serve.http.serving import SETTINGS
+from scheduler.serve.http.app_keys import SETTINGS
 from scheduler.serve.wire.encode import encode_json
 from scheduler.serve.wire.errors import ApiError
 

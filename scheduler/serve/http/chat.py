@@ -8,7 +8,7 @@ from engine.batch import TokenLogprobs
 from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished, Token
 from scheduler.serve.call import Call
-from scheduler.serve.http.answers import AnswerForm, ids_of, logprobs_of
+from scheduler.serve.http.form import AnswerForm, ids_of, logprobs_of
 from scheduler.serve.service import Service, time_for
 from scheduler.serve.wire.chat import (
     ChatChoice,

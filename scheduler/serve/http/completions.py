@@ -8,7 +8,7 @@ from engine.batch import TokenLogprobs
 from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished
 from scheduler.serve.call import Call
-from scheduler.serve.http.answers import AnswerForm, ids_of, logprobs_of
+from scheduler.serve.http.form import AnswerForm, ids_of, logprobs_of
 from scheduler.serve.service import Service, TokenIds
 from scheduler.serve.wire.completions import Completion, CompletionChoice, CompletionRequest
 from scheduler.serve.wire.decode import decode

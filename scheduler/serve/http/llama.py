@@ -9,10 +9,10 @@ from aiohttp import web
 
 from engine.params import MAX_LOGIT_BIAS, SamplingParams
 from scheduler.serve.call import Call
-from scheduler.serve.http.answering import answer
+from scheduler.serve.http.app_keys import SERVING, SETTINGS
 from scheduler.serve.http.body import json_response
 from scheduler.serve.http.llama_form import LlamaForm
-from scheduler.serve.http.serving import SERVING, SETTINGS
+from scheduler.serve.http.respond import answer
 from scheduler.serve.service import Service
 from scheduler.serve.wire.decode import decode
 from scheduler.serve.wire.errors import invalid

@@ -8,8 +8,8 @@ from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished, PromptProgress, PromptScored, Started, Token, Usage
 from scheduler.request import FinishReason
 from scheduler.serve.call import Call, summed
-from scheduler.serve.http.answers import News, ids_of, logprobs_of
-from scheduler.serve.http.so_far import TimingsSoFar
+from scheduler.serve.http.form import News, ids_of, logprobs_of
+from scheduler.serve.http.stream_timings import TimingsSoFar
 from scheduler.serve.service import Service
 from scheduler.serve.wire.llama import LlamaAnswer, LlamaProb, LlamaSettings, LlamaTokenProbs
 from scheduler.serve.wire.logprobs import finite, token_text

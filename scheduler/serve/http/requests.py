@@ -2,8 +2,8 @@
 
 from aiohttp import web
 
+from scheduler.serve.http.app_keys import SERVING
 from scheduler.serve.http.body import json_response
-from scheduler.serve.http.serving import SERVING
 from scheduler.serve.wire.errors import ApiError
 from scheduler.serve.wire.requests import RequestDeleted, RequestState
 

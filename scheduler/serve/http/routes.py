@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from scheduler.serve import prometheus
-from scheduler.serve.http.answering import answer
+from scheduler.serve.http.app_keys import SERVING, SETTINGS, Serving
 from scheduler.serve.http.body import check_announced, deliver, json_response
 from scheduler.serve.http.chat import chat_form
 from scheduler.serve.http.completions import completion_form
@@ -19,9 +19,9 @@ from scheduler.serve.http.llama import completion, props
 from scheduler.serve.http.nearest import nearest
 from scheduler.serve.http.protocol import error_response
 from scheduler.serve.http.requests import delete_request, request_state
+from scheduler.serve.http.respond import answer
 from scheduler.serve.http.route import Route
 from scheduler.serve.http.security import cors_headers, guard
-from scheduler.serve.http.serving import SERVING, SETTINGS, Serving
 from scheduler.serve.http.tokens import apply_template, detokenize, render, tokenize
 from scheduler.serve.keys import ApiKeys
 from scheduler.serve.logs import log_refused

@@ -4,9 +4,9 @@ import msgspec
 from aiohttp import web
 
 from engine.params import check_token_ids
+from scheduler.serve.http.app_keys import SERVING
 from scheduler.serve.http.body import json_response, read_body
 from scheduler.serve.http.chat import chat_form
-from scheduler.serve.http.serving import SERVING
 from scheduler.serve.service import Service, TokenIds, time_for
 from scheduler.serve.wire.decode import decode
 from scheduler.serve.wire.errors import invalid

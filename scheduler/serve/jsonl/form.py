@@ -6,7 +6,7 @@ from datetime import datetime
 from scheduler.events import ChoiceFinished, Delta, Event, Finished, PromptProgress, PromptScored, Started
 from scheduler.request import FinishReason, Request
 from scheduler.serve.call import Call
-from scheduler.serve.http.answers import ids_of, logprobs_of
+from scheduler.serve.http.form import ids_of, logprobs_of
 from scheduler.serve.service import Service, time_for
 from scheduler.serve.wire.errors import failure_of
 from scheduler.serve.wire.logprobs import chat_logprobs, prompt_logprobs

@@ -17,9 +17,9 @@ from aiohttp import web
 from engine.errors import TemplateError
 from scheduler.events import Finished
 from scheduler.loop import EngineLoop
+from scheduler.serve.http.app_keys import Serving
 from scheduler.serve.http.protocol import ConnectionLimits, Runner
 from scheduler.serve.http.routes import build_app
-from scheduler.serve.http.serving import Serving
 from scheduler.serve.keys import ApiKeys
 from scheduler.serve.service import ServedModel, Service
 from scheduler.serve.settings import ServeSettings

@@ -11,9 +11,9 @@ from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished
 from scheduler.request import FinishReason
 from scheduler.serve.call import RunningCall
-from scheduler.serve.http.answers import Form
+from scheduler.serve.http.app_keys import SERVING, SETTINGS
 from scheduler.serve.http.body import json_response, read_body
-from scheduler.serve.http.serving import SERVING, SETTINGS
+from scheduler.serve.http.form import Form
 from scheduler.serve.http.sse import EventWriter
 from scheduler.serve.service import Service
 from scheduler.serve.settings import ServeSettings

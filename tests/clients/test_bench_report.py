@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.report import Trace, percentile, summarize
+from clients.bench_report import Trace, percentile, summarize
 
 # 100 ms to the first token, then gaps of 20 and 40 ms; and one request of a single token.
 LONG = Trace(t_start=10.0, t_pieces=(10.1, 10.12, 10.16), num_prompt=7, num_output=4)

@@ -9,7 +9,7 @@ from scheduler.collected import CollectedChoice
 from scheduler.events import ChoiceFinished, Delta, Finished, PromptProgress, PromptScored, Started, Token, Usage
 from scheduler.request import Request
 from scheduler.serve.call import Call, summed
-from scheduler.serve.http.so_far import TimingsSoFar
+from scheduler.serve.http.stream_timings import TimingsSoFar
 from scheduler.serve.service import Service
 from scheduler.serve.wire.generation import Answer
 from scheduler.serve.wire.usage import WireMetrics, WireProgress, WireTimings, WireUsage
