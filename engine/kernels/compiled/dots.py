@@ -7,8 +7,9 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.kernels.compiled.lang import I8, I32, Function, I16x16, I32x16, Value, vector
+from engine.kernels.compiled.lang import I1, I8, I32, Function, I16x16, I32x16, Value, vector
 
+_PMADDUBSW = "llvm.x86.avx2.pmadd.ub.sw"
 I32x8, I32x4, I8x16, I8x32 = vector(I32, 8), vector(I32, 4), vector(I8, 16), vector(I8, 32)
 
 
@@ -18,7 +19,7 @@ class Operands:
 
     A block's codes are eight vectors, uint8 x 64, each four codes of every weight row; `vectors` are those of the
     group, `codes` what they hold. They lie at `block` as `formats` says, `bits` a code; `rows` point to the block's 32
-    int8 of each activation row.
+    int8 of each activation row, and `x_sums` are the sums of those in the group.
     """
 
     vectors: range
@@ -26,6 +27,7 @@ class Operands:
     block: Value
     bits: int
     rows: list[Value]
+    x_sums: list[Value]
 
 
 Dot4 = Callable[[Function, Value, Value, Value, int], Value]
@@ -64,56 +66,69 @@ def _dot4_vpdpbusd_256(f: Function, total: Value, codes: Value, x: Value, _bits:
 
 
 def pmaddubsw(f: Function, totals: list[Value], operands: Operands, _chains: int) -> list[Value]:
-    """AVX2: sums of two products in 16 bits. They saturate unless codes have four bits, so eight bits take two turns.
+    """AVX2: sums of two products in 16 bits, which are exact as long as they do not saturate.
 
-    The largest sum over eight vectors is 8 * 2 * 15 * 127 = 30480: only after the last do sums have to be widened.
+    Codes of four bits: over eight vectors at most 8 * 2 * 15 * 127 = 30480, so only the last sum has to be widened.
+    Of eight bits: a code less 128, its sign given to x, makes 2 * 128 * 127 = 32512, widened each time.
     """
     assert len(operands.vectors) <= 8
-    sums_of = _unrolled_sums if len(operands.rows) == 1 else _looped_sums
-    weights = (1,) if operands.bits == 4 else (1, 16)
-    for nibble, weight in enumerate(weights):
-        sums = sums_of(f, operands, nibble)
-        times = f.constant(I16x16, weight)
-        wide = [[f.intrinsic("llvm.x86.avx2.pmadd.wd", I32x8, half, times) for half in halves] for halves in sums]
-        totals = [total + low.concatenate(high) for total, (low, high) in zip(totals, wide, strict=True)]
-    return totals
+    sums = _unrolled_sums(f, operands) if len(operands.rows) == 1 else _looped_sums(f, operands)
+    if operands.bits == 4:
+        sums = [[_widened(f, half) for half in halves] for halves in sums]
+    else:
+        totals = [total + (x_sum << 7) for total, x_sum in zip(totals, operands.x_sums, strict=True)]
+    return [total + low.concatenate(high) for total, (low, high) in zip(totals, sums, strict=True)]
 
 
-def _unrolled_sums(f: Function, operands: Operands, nibble: int) -> list[list[Value]]:
-    """Per activation row the sums in 16 bits, of eight weight rows and eight; of eight-bit codes, those of a nibble."""
-    sums = [[f.constant(I16x16, 0)] * 2 for _ in operands.rows]
-    for j, whole in zip(operands.vectors, operands.codes, strict=True):
-        codes = whole if operands.bits == 4 else (whole & 15, whole >> 4)[nibble]
+def _unrolled_sums(f: Function, operands: Operands) -> list[list[Value]]:
+    """Per activation row the sums of `_products` over all vectors, for eight weight rows and eight."""
+    zero = f.constant(I16x16 if operands.bits == 4 else I32x8, 0)
+    sums = [[zero, zero] for _ in operands.rows]
+    for j, codes in zip(operands.vectors, operands.codes, strict=True):
         halves = [codes.shuffle(range(32)), codes.shuffle(range(32, 64))]
-        sums = [_add_products(f, of_row, halves, row + 4 * j) for of_row, row in zip(sums, operands.rows, strict=True)]
+        for row, of_row in zip(operands.rows, sums, strict=True):
+            of_row[:] = _with_products(f, operands.bits, of_row, halves, row + 4 * j)
     return sums
 
 
-def _looped_sums(f: Function, operands: Operands, nibble: int) -> list[list[Value]]:
+def _looped_sums(f: Function, operands: Operands) -> list[list[Value]]:
     """The same by a loop that runs: unrolled, LLVM makes of it an order of sums that does not fit the registers."""
-    variables = [[f.variable(f.constant(I16x16, 0)) for _ in range(2)] for _ in operands.rows]
+    zero = f.constant(I16x16 if operands.bits == 4 else I32x8, 0)
+    variables = [[f.variable(zero), f.variable(zero)] for _ in operands.rows]
     first, last = operands.vectors[0], operands.vectors[-1]
-    if operands.bits == 8:
-        turns = [(0, nibble)]
-    else:  # vectors j and j + 4 share their bytes
-        turns = [(4 * high, high) for high in range(first // 4, last // 4 + 1)]
+    halves_of_bytes = range(1)
+    if operands.bits == 4:  # vectors j and j + 4 share their bytes
+        halves_of_bytes = range(first // 4, last // 4 + 1)
         first, last = 0, 3
-    with f.range(first, last + 1) as index:
-        shared = [(operands.block + index * 64 + half).load(I8x32) for half in (0, 32)]
-        for ahead, high in turns:
-            codes = [half >> 4 if high else half & 15 for half in shared]
-            for row, sums in zip(operands.rows, variables, strict=True):
-                values = _add_products(f, [sum_.value for sum_ in sums], codes, row + (index + ahead) * 4)
-                for sum_, value in zip(sums, values, strict=True):
-                    sum_.value = value
-    return [[sum_.value for sum_ in sums] for sums in variables]
+    with f.range(first, last + 1) as j:
+        loaded = [(operands.block + j * 64 + half).load(I8x32) for half in (0, 32)]
+        for high in halves_of_bytes:
+            codes = [half >> 4 if high else half & 15 for half in loaded] if operands.bits == 4 else loaded
+            for row, of_row in zip(operands.rows, variables, strict=True):
+                x = row + (j + 4 * high) * 4
+                values = _with_products(f, operands.bits, [half.value for half in of_row], codes, x)
+                for half, value in zip(of_row, values, strict=True):
+                    half.value = value
+    return [[half.value for half in of_row] for of_row in variables]
 
 
-def _add_products(f: Function, sums: list[Value], codes: list[Value], x: Value) -> list[Value]:
-    """The sums, each int16 x 16, plus those of two code * x, where four int8 are at `x`."""
+def _with_products(f: Function, bits: int, sums: list[Value], codes: list[Value], x: Value) -> list[Value]:
+    """`sums` plus code * x for the four int8 at `x`, of eight-bit codes (code - 128) * x."""
     x8 = x.load(I32).splat(8).bitcast(I8x32)
-    pairs = [f.intrinsic("llvm.x86.avx2.pmadd.ub.sw", I16x16, half, x8) for half in codes]
-    return [sum_ + pair for sum_, pair in zip(sums, pairs, strict=True)]
+    if bits == 4:
+        return [sum_ + f.intrinsic(_PMADDUBSW, I16x16, half, x8) for sum_, half in zip(sums, codes, strict=True)]
+    added = []
+    for sum_, half in zip(sums, codes, strict=True):
+        signed = half ^ 0x80
+        size = f.intrinsic("llvm.abs.v32i8", I8x32, signed, f.constant(I1, 0))
+        pairs = f.intrinsic(_PMADDUBSW, I16x16, size, f.intrinsic("llvm.x86.avx2.psign.b", I8x32, x8, signed))
+        added.append(sum_ + _widened(f, pairs))
+    return added
+
+
+def _widened(f: Function, pairs: Value) -> Value:
+    """Two neighbouring int16 added up to an int32."""
+    return f.intrinsic("llvm.x86.avx2.pmadd.wd", I32x8, pairs, f.constant(I16x16, 1))
 
 
 def _dot4_sdot(f: Function, total: Value, codes: Value, x: Value, bits: int) -> Value:

@@ -85,7 +85,7 @@ def _build_dots(module: ir.Module, path: CPUPath) -> None:
         # They change from pass to pass, so that no product can be computed once for all.
         activations = f["activations"] + (index & (PATTERN - 1)) * (4 * STEPS)
         for code, total in zip(codes, totals, strict=True):
-            operands = Operands(range(STEPS), [code] * STEPS, f["codes"], 4, [activations])
+            operands = Operands(range(STEPS), [code] * STEPS, f["codes"], 4, [activations], x_sums=[])
             [total.value] = path.dots(f, [total.value], operands, 1)
     _store(f, [total.value for total in totals])
 

@@ -94,9 +94,9 @@ class _Product:
                 for group, scale in enumerate(group_scales):
                     vectors = range(group * fmt.group // 4, (group + 1) * fmt.group // 4)
                     of_group = codes[vectors.start : vectors.stop]
-                    operands = Operands(
-                        vectors, of_group, codes_at, fmt.bits, [record + row * BLOCK for row in together]
-                    )
+                    xs = [record + row * BLOCK for row in together]
+                    x_sums = [_group_sum(fmt, record + 4 * row, group) for row in together]
+                    operands = Operands(vectors, of_group, codes_at, fmt.bits, xs, x_sums)
                     initial = [_initial_sum(f, fmt, record + 4 * row, group) for row in together]
                     dots = path.dots(f, initial, operands, 2 if rows <= 2 else 1)
                     for row, x_scale, dot in zip(together, x_scales, dots, strict=True):
