@@ -52,7 +52,10 @@ class _Product:
         if self._fmt == FLOATS:
             self._add_up_floats(totals)
         else:
-            self._add_up(totals)
+            # All rows in one pass over the blocks, or as many as leave their totals in registers.
+            at_once = max(1, self._path.registers // 2)
+            for first in range(0, rows, at_once):
+                self._add_up(totals[first : first + at_once], first)
         for row, total in enumerate(totals):
             out = f["out"] + f["out_stride"] * row
             with f.when(f["mode"].equals(ADD)):
@@ -75,36 +78,36 @@ class _Product:
             for row, (total, sum_) in enumerate(zip(totals, sums, strict=True)):
                 total.value = path.fma(f, sum_.value, (record + 4 * row + SCALES).load(F32), total.value)
 
-    def _add_up(self, totals: list[Variable]) -> None:
-        f, path, fmt, rows = self._f, self._path, self._fmt, len(totals)
+    def _add_up(self, totals: list[Variable], first_row: int) -> None:
+        f, path, fmt = self._f, self._path, self._fmt
         tile, blocks = f["tile"], f["blocks"]
         scales, mins = _scale_pointers(fmt, tile, blocks)
         with f.range(0, blocks) as block:
-            self._prefetch(block)
+            if first_row == 0:
+                self._prefetch(block)
             codes_at = tile + block * fmt.block_code_bytes
             codes = _block_codes(fmt, codes_at)
-            group_scales = [_load_scales(path, fmt, scales, block, group) for group in range(fmt.groups)]
-            group_mins = [
-                _load_scales(path, fmt, mins, block, group) for group in range(fmt.groups) if fmt.offset is None
-            ]
             record = f["panel"] + block * RECORD_BYTES
-            for first in range(0, rows, path.rows_together):
-                together = range(first, min(first + path.rows_together, rows))
-                x_scales = [(record + (4 * row + SCALES)).load(F32) for row in together]
-                for group, scale in enumerate(group_scales):
+            for first in range(0, len(totals), path.rows_together):
+                together = totals[first : first + path.rows_together]
+                rows = range(first_row + first, first_row + first + len(together))
+                for group in range(fmt.groups):
                     vectors = range(group * fmt.group // 4, (group + 1) * fmt.group // 4)
                     of_group = codes[vectors.start : vectors.stop]
-                    xs = [record + row * BLOCK for row in together]
-                    x_sums = [_group_sum(fmt, record + 4 * row, group) for row in together]
+                    xs = [record + row * BLOCK for row in rows]
+                    x_sums = [_group_sum(fmt, record + 4 * row, group) for row in rows]
                     operands = Operands(vectors, of_group, codes_at, fmt.bits, xs, x_sums)
-                    initial = [_initial_sum(f, fmt, record + 4 * row, group) for row in together]
-                    dots = path.dots(f, initial, operands, 2 if rows <= 2 else 1)
-                    for row, x_scale, dot in zip(together, x_scales, dots, strict=True):
-                        total = totals[row]
+                    initial = [_initial_sum(f, fmt, record + 4 * row, group) for row in rows]
+                    dots = path.dots(f, initial, operands, 2 if len(totals) <= 2 else 1)
+                    # Loaded only now: what lives across a loop of `dots` takes registers from it.
+                    scale = _load_scales(path, fmt, scales, block, group)
+                    minimum = _load_scales(path, fmt, mins, block, group) if fmt.offset is None else None
+                    for row, total, dot in zip(rows, together, dots, strict=True):
+                        x_scale = (record + (4 * row + SCALES)).load(F32)
                         total.value = path.fma(f, dot.to(F32), scale * x_scale, total.value)
-                        if fmt.offset is None:
+                        if minimum is not None:
                             x_sum = _scaled_sum(fmt, record + 4 * row, x_scale, group)
-                            total.value = path.fma(f, group_mins[group], x_sum, total.value)
+                            total.value = path.fma(f, minimum, x_sum, total.value)
 
     def _prefetch(self, block: Value) -> None:
         """Ask for this block's share of the bytes that lie ahead."""
