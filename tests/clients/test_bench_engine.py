@@ -21,6 +21,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["bench", "engine", *arguments])
 
 
+@pytest.mark.slow
 def test_every_number_saved_follows_from_the_seconds_measured(model_file: str, tmp_path: Path):
     saved = tmp_path / "result.json"
     shape = (

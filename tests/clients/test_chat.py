@@ -86,6 +86,7 @@ async def test_a_conversation_remembers_what_was_said(canned, chat):
     assert {(body["model"], body["temperature"], body["max_tokens"]) for body in canned.bodies} == {("canned", 0, 9)}
 
 
+@pytest.mark.slow
 async def test_ctrl_c_stops_the_answer_and_not_the_program(canned, start_chat):
     canned.hold = True
     chat = await start_chat()
@@ -158,6 +159,7 @@ async def test_without_a_server_it_says_how_to_start_one(chat):
     )
 
 
+@pytest.mark.slow
 async def test_a_server_that_stops_between_two_lines_is_missed_as_one_that_never_was(canned, start_chat):
     chat = await start_chat()
     chat.say("Hi")
@@ -171,6 +173,7 @@ async def test_a_server_that_stops_between_two_lines_is_missed_as_one_that_never
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
 async def test_on_a_terminal_there_is_a_prompt_and_ctrl_d_ends(canned):
     ours, theirs = os.openpty()

@@ -29,6 +29,7 @@ def test_help_imports_none_of_the_commands():
     assert loaded.isdisjoint({"numpy", "llvmlite", "aiohttp", "asyncio", "msgspec", "rich", "jinja2", "scheduler"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["chat", "pull", "bench", "serve"])
 def test_a_command_starts_without_the_engines_arrays(command):
     assert modules_after(command, "--help").isdisjoint({"numpy", "llvmlite", "tokenizers"})
@@ -120,6 +121,7 @@ clients.cli.main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["", "<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_a_standard_stream_that_is_closed_gives_its_number_to_no_file(closed):
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", SAY]

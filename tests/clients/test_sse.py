@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ def test_a_character_cut_in_two_stays_whole():
     assert parse(b"data: \xc3", b"\xa9\n", b"\n") == ["é"]
 
 
+@pytest.mark.slow
 @given(
     lines=st.lists(st.sampled_from(["data: x", "data:é", "data", ": ping", "id: 3", "datax: 1", "", ""])),
     ends=st.lists(st.sampled_from(["\n", "\r", "\r\n"]), min_size=40, max_size=40),

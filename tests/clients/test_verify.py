@@ -33,6 +33,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["verify", *arguments])
 
 
+@pytest.mark.slow
 def test_the_page_says_what_was_compared_with_what_and_the_verdict(model_file):
     result = run(model_file, "--seconds", "1", "--kernels", "reference", "--seed", "5")
 
@@ -74,6 +75,7 @@ def test_what_was_tried_in_all_ways_leaves_no_rest(model_file):
     assert page.splitlines()[-1] == "EXACT: every row compared has, bit for bit, the logits it has alone."
 
 
+@pytest.mark.slow
 def test_compiled_kernels_run_the_mixes_by_one_and_by_several_threads(model_file):
     report = json.loads(run(model_file, "--seconds", "1", "--kernels", "compiled", "--json").stdout)["report"]
 
@@ -95,6 +97,7 @@ def test_json_holds_the_whole_report(model_file):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("faulty_model")
 def test_a_difference_is_an_error_and_its_mix_can_be_run_again_as_the_page_says(model_file):
     result = run(model_file, "--seconds", "2")

@@ -136,6 +136,7 @@ TRIMMING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("template", "starts_each"), [(template(CHATML), 1), (template(TRIMMING), 0)])
 @given(contents=st.lists(fragments, min_size=1, max_size=3))
 @settings(max_examples=200, deadline=None)

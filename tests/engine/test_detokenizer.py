@@ -96,6 +96,7 @@ nearly_utf8 = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(nearly_utf8, max_size=12))
 @example([b"\xe0", b"\x80"])
 @settings(max_examples=500, deadline=None)
@@ -103,6 +104,7 @@ def test_pieces_joined_equal_the_bytes_decoded_at_once(tokens):
     assert "".join(pieces(tokens)) == b"".join(tokens).decode(errors="replace")
 
 
+@pytest.mark.slow
 @given(st.lists(nearly_utf8, max_size=12))
 @settings(max_examples=300, deadline=None)
 def test_what_is_released_never_changes_and_nothing_final_is_kept(tokens):

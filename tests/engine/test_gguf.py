@@ -546,6 +546,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
         refusal(tmp_path / "x.gguf", WHOLE[:length])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_a_damaged_header_is_read_or_refused_and_nothing_else_happens(tmp_path_factory, data):

@@ -128,6 +128,7 @@ def test_tensors_of_one_and_of_three_dimensions_keep_their_shape():
     assert np.array_equal(deep, flat.reshape(2, 3, 64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FLOATS, *QUANTIZED])
 def test_a_tensor_of_many_parts_is_unpacked_whole_and_in_little_more_memory_than_it_takes(name):
     block_size, type_size = block_sizes(name)

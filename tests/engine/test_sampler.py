@@ -238,6 +238,7 @@ def test_entropy_by_hand():
     assert sampled_entropy(np.zeros(8, np.float32), SamplingParams()) == approx(math.log(8))
 
 
+@pytest.mark.slow
 def test_frequencies_follow_the_distribution():
     rng, params = request_rng(seed=7), SamplingParams(temperature=1.3, top_k=50)
     logits = np.random.default_rng(0).normal(0, 2, 300).astype(np.float32)
@@ -295,6 +296,7 @@ def _head(order, weight, mass):
 share = st.floats(0.01, 1, allow_subnormal=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -90,6 +90,7 @@ def split(text, cuts):
     return [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
+@pytest.mark.slow
 @given(few_letters, some_stops, st.lists(st.integers(0, 30), max_size=8), st.booleans(), st.randoms())
 @settings(max_examples=500, deadline=None)
 def test_any_split_and_any_order_equals_a_search_of_the_whole_text(text, stops, cuts, include_stop, rng):
@@ -103,6 +104,7 @@ def test_any_split_and_any_order_equals_a_search_of_the_whole_text(text, stops, 
         assert ("".join(released), matched) == (text[: end if include_stop else end - len(stop)], stop)
 
 
+@pytest.mark.slow
 @given(few_letters, some_stops, st.lists(st.integers(0, 30), max_size=8))
 @settings(max_examples=500, deadline=None)
 def test_exactly_the_longest_tail_that_could_become_a_stop_is_held(text, stops, cuts):

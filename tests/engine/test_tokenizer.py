@@ -233,6 +233,7 @@ def test_a_lone_surrogate_is_refused_by_name(tokenizer, parse_special):
         tokenizer.encode("a\ud83db", parse_special=parse_special)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "'", "é", "😀", "<", "<|", "<|im_end|>", "\x00", "1", " a"])
 def test_a_long_text_of_one_unit_is_encoded_whole(tokenizer, unit):
     text = unit * (200_000 // len(unit))

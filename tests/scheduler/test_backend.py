@@ -171,6 +171,7 @@ def test_rows_with_several_logits_or_none_stay_aligned():
     assert results[1:] == [None, Sampled(0)]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), n_rows=st.integers(1, 6), seed=st.integers(0, 999))
 def test_a_batch_gets_the_tokens_that_sample_chooses_row_by_row(data, n_rows, seed):

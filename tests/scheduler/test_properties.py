@@ -1,5 +1,6 @@
 """Whatever is submitted, cancelled, broken and finished, in whatever order and at whatever moment."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -10,6 +11,8 @@ from scheduler.events import ChoiceFinished, Delta, Finished, Started
 from scheduler.request import FinishReason
 from tests.fakes import mixed, solo
 from tests.scheduler.driver import Driver
+
+pytestmark = pytest.mark.slow
 
 MAX_LEN = 40
 

@@ -135,6 +135,7 @@ for kernels in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_another_process_with_another_number_of_threads_gives_the_same_bits(tmp_path):
     path = write_tiny_llama(tmp_path / "m.gguf", quant="Q4_K", n_layers=1)
     ours = []

@@ -279,6 +279,7 @@ def test_a_context_that_had_to_be_lowered_is_warned_of():
     assert [(line["log_level"], line["asked"], line["context"]) for line in captured] == [("warning", 4096, 2048)]
 
 
+@pytest.mark.slow
 async def test_where_no_more_files_may_be_opened_the_log_is_not_filled_and_others_are_served_later(caplog):
     async with _serving(jsonl_port=0) as server:
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)

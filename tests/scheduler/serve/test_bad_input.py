@@ -317,6 +317,7 @@ async def test_without_a_template_a_chat_is_refused_and_completions_work():
         assert (await server.complete(max_tokens=1)).status == 200
 
 
+@pytest.mark.slow
 async def test_a_template_that_breaks_is_our_fault_and_told_without_names():
     class Broken(FakeTemplate):
         def render(self, *_args, **_kwargs):

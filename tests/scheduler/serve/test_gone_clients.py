@@ -48,6 +48,7 @@ async def test_a_client_that_leaves_while_prefilling_frees_its_slot(serve, leave
     writer.transport.abort()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", WAYS)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_while_waiting_is_forgotten(serve, leave, stream):

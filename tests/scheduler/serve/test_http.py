@@ -98,6 +98,7 @@ async def test_a_server_that_drains_takes_nothing_new_and_finishes_what_it_has(s
     assert (await running).json["usage"]["completion_tokens"] == 20
 
 
+@pytest.mark.slow
 async def test_health_answers_while_the_model_is_busy(serve):
     server = await serve(FakeBackend(delay_s=0.2))
     busy = asyncio.create_task(server.chat(max_tokens=2))
@@ -173,6 +174,7 @@ async def test_slots_show_state_and_counts_but_no_text(serve):
     await running
 
 
+@pytest.mark.slow
 async def test_slots_say_the_same_in_llama_servers_names(serve):
     server = await serve(FakeBackend(delay_s=0.01), n_slots=2)
     fields = {"max_tokens": 90, "temperature": 0.5, "seed": 7, "stop": ["a secret"], "ignore_eos": True}

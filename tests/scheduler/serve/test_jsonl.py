@@ -415,6 +415,7 @@ async def test_a_client_that_has_sent_all_still_gets_all_its_answers(client):
         assert _text(events, client_id) == _expected(prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
 async def test_a_client_that_goes_away_frees_its_slots(how, phase):
@@ -440,6 +441,7 @@ async def test_a_client_that_goes_away_frees_its_slots(how, phase):
             assert _text(await other.until_end("a")) == _expected("Hello", max_tokens=30)
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_loses_its_connection_and_nobody_elses():
     slow = {"settings": {"write_timeout": 0.2}, "max_len": 200_000}
     async with running(backend=FakeBackend(), **slow) as socket:

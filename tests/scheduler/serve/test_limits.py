@@ -96,6 +96,7 @@ async def test_a_silent_connection_is_closed(serve, monkeypatch, requests):
         assert (await reader.read()).count(b"200 OK") == requests
 
 
+@pytest.mark.slow
 async def test_an_answer_left_unread_does_not_keep_a_closed_connection(serve, monkeypatch):
     monkeypatch.setattr(protocol, "IDLE_TIMEOUT_S", 0.1)
     server = await serve(write_timeout=0.2)

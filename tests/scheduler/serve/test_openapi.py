@@ -129,6 +129,7 @@ def check_conforms(value, schema):
     assert errors == [], value
 
 
+@pytest.mark.slow
 def test_it_is_valid_openapi_3_1():
     assert list(OpenAPIV31SpecValidator(DOCUMENT).iter_errors()) == []
 

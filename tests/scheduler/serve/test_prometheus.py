@@ -308,6 +308,7 @@ def test_two_servers_in_one_process_do_not_share_their_metrics(engine):
     assert _value(other, "vllm:num_requests_running") == 0
 
 
+@pytest.mark.slow
 async def test_a_blocked_event_loop_shows_as_lag(engine):
     exposition = Exposition(engine, "smol")
     task = asyncio.create_task(exposition.measure_lag())

@@ -103,6 +103,7 @@ async def test_pipelined_requests_are_answered_in_order(server):
     assert b"version" in raw[raw.rindex(b"HTTP/1.1") :]
 
 
+@pytest.mark.slow
 @given(st.binary(min_size=1, max_size=200))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_any_bytes_at_all_leave_the_server_alive(data):

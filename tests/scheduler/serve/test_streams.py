@@ -129,6 +129,7 @@ async def test_s05_the_queue_is_bounded_and_says_when_to_come_back(serve, path):
     assert (await server.post(path, {**body, "max_tokens": 1})).status == 200
 
 
+@pytest.mark.slow
 async def test_a_batch_that_does_not_fit_the_queue_leaves_nothing_in_it(serve):
     server = await serve(FakeBackend(delay_s=0.01), n_slots=1, max_queue=2)
     running = asyncio.create_task(server.complete(max_tokens=100, ignore_eos=True))
@@ -174,6 +175,7 @@ async def test_white_space_alone_is_sent(serve):
     assert (await server.stream_completion("x", max_tokens=3)).text() == "   "
 
 
+@pytest.mark.slow
 async def test_the_official_client_reads_streams_errors_and_pings(serve):
     server = await serve(FakeBackend(delay_s=0.02), sse_ping=0.01)
     url = f"http://{server.host}:{server.port}/v1"
@@ -194,6 +196,7 @@ async def test_the_official_client_reads_streams_errors_and_pings(serve):
             await client.chat.completions.create(model="nope", messages=messages)
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_holds_back_only_itself_and_is_cut_off(serve):
     blob = "x" * 4000
     server = await serve(FakeBackend(), max_len=100_000, write_timeout=0.2)

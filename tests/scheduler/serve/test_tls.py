@@ -140,6 +140,7 @@ def test_a_key_without_a_certificate_is_refused(certificate):
         _settings(ssl_key=certificate[1])
 
 
+@pytest.mark.slow
 async def test_a_reload_takes_new_keys_and_a_new_certificate_and_leaves_what_runs(tmp_path):
     paths = make_certificate(tmp_path)
     keys = tmp_path / "keys"

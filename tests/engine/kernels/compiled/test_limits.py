@@ -8,6 +8,8 @@ from engine.kernels.compiled import isa
 from engine.kernels.compiled.jit import Library
 from engine.kernels.compiled.limits import PATTERN, READ_UNIT, STEPS, Limits, build
 
+pytestmark = pytest.mark.slow
+
 NEEDED = {
     "avx512-vnni": ("avx512vnni", "avx512bw", "avx512vl"),
     "avx-vnni": ("avxvnni",),

@@ -17,6 +17,8 @@ from scheduler.serve.rendering.isolated import IsolatedTemplate, RenderingProces
 from tests.live_server import wait_for
 from tests.tiny_model import CHATML
 
+pytestmark = pytest.mark.slow
+
 END, START = "<|im_end|>", "<|im_start|>"
 HI = [{"role": "user", "content": "Hi"}]
 ON_DEMAND = "{% if messages[0].content == 'attack' %}ATTACK{% else %}fine{% endif %}"

@@ -49,6 +49,7 @@ def real_commas(value):
     return max(len(items) - 1, 0) + sum(map(real_commas, items))
 
 
+@pytest.mark.slow
 @given(json_values, st.booleans(), st.integers(1, 40))
 @settings(max_examples=200, deadline=None)
 def test_the_outline_is_what_a_parser_would_find_wherever_the_pieces_end(value, ascii_only, piece_bytes):
@@ -133,6 +134,7 @@ def test_any_bytes_are_decoded_or_refused(body):
 FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__})
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_any_values_in_any_fields_are_taken_or_refused_by_name(fields):
@@ -142,6 +144,7 @@ def test_any_values_in_any_fields_are_taken_or_refused_by_name(fields):
         assert refusal is None or (refusal.status == 400 and refusal.envelope.error.param in fields)
 
 
+@pytest.mark.slow
 @given(json_values)
 @settings(max_examples=200, deadline=None)
 def test_any_prompt_is_taken_whole_or_refused(value):
@@ -154,6 +157,7 @@ def test_any_prompt_is_taken_whole_or_refused(value):
         assert refusal.envelope.error.param == "prompt"
 
 
+@pytest.mark.slow
 @given(json_values)
 @settings(max_examples=200, deadline=None)
 def test_what_goes_out_is_one_line_for_everyone_and_says_the_same(value):
