@@ -83,6 +83,8 @@ def test_what_the_router_asks_and_passes_on_is_answered(replicas, tmp_path):
         assert front.get("/health").status == 200
         assert [model["id"] for model in front.get("/v1/models").json["data"]] == [MODEL]
         assert b"vllm:num_requests_running" in front.get("/metrics").body
+        loads = front.get("/get_loads").json["workers"]
+        assert {each["worker"]: each["load"] for each in loads} == {replica.url: 0 for replica in replicas}
         asked = {"model": MODEL, "messages": messages}
         tokens = front.post("/tokenize", asked).json
         assert tokens == replicas[0].post("/tokenize", asked).json
