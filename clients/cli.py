@@ -114,8 +114,9 @@ def _open_standard_streams() -> None:
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             # Whoever started us has closed it. The next file or socket would get its number, and our output.
-            assert os.open(os.devnull, os.O_RDWR) == number
-            setattr(sys, name, os.fdopen(number, mode))
+            opened = os.open(os.devnull, os.O_RDWR)
+            assert opened == number
+            setattr(sys, name, os.fdopen(opened, mode))
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
 

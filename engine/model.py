@@ -53,31 +53,47 @@ class Model:
         weights: str = "auto",
         progress: Progress = _unobserved,
     ) -> Self:
-        """The model in the GGUF file at `path`, its weights packed for the set of `kernels` of that name.
+        """The model in the GGUF file at `path`, as `of` makes it."""
+        with GGUFFile.open(path) as file:
+            return cls.of(file, kernels=kernels, threads=threads, weights=weights, progress=progress)
+
+    @classmethod
+    def of(
+        cls,
+        file: GGUFFile,
+        *,
+        kernels: str = "auto",
+        threads: int | None = None,
+        weights: str = "auto",
+        progress: Progress = _unobserved,
+        digest: Callable[[], bytes] | None = None,
+    ) -> Self:
+        """The model in the open `file`, its weights packed for the set of `kernels` of that name.
 
         `threads` None is one a physical core; `weights` "f32" keeps float weights, which some kernels round to 8 bits.
+        `digest` gives what `file.digest` would, if it has been asked for already.
         Raises `ModelFileError` for a file that cannot be served, a broken chat template included, and `ParamError` for
         a name that is not in `engine.kernels.NAMES`, `weights` not in its `WEIGHTS`, or `threads` below 1.
         """
         chosen = kernel_set(kernels, threads=threads, weights=weights)
-        with GGUFFile.open(path) as file:
-            config = ModelConfig.from_gguf(file)
-            tokenizer = Tokenizer.from_gguf(file)
-            template = _chat_template(file, tokenizer)
+        config = ModelConfig.from_gguf(file)
+        tokenizer = Tokenizer.from_gguf(file)
+        template = _chat_template(file, tokenizer)
 
-            def tensor(name: str) -> Tensor:
-                raw = file.data(name)
-                info = file.tensors[name]
-                return unpack(info.type_id, raw, info.shape)
+        def tensor(name: str) -> Tensor:
+            raw = file.data(name)
+            info = file.tensors[name]
+            return unpack(info.type_id, raw, info.shape)
 
-            has_floats = any(
-                len(info.shape) > 1 and BLOCK_FORMATS[info.type_id].block_size == 1 for info in file.tensors.values()
-            )
-            packed = chosen.pack(config, tensor, lambda fraction: progress("packing weights", fraction))
-            progress("hashing the file", 0.0)
-            digest = _digest_of(file.path)
-            progress("hashing the file", 1.0)
-        return cls(file.path, config, tokenizer, template, chosen, packed, digest, chosen.rounds_floats and has_floats)
+        has_floats = any(
+            len(info.shape) > 1 and BLOCK_FORMATS[info.type_id].block_size == 1 for info in file.tensors.values()
+        )
+        packed = chosen.pack(config, tensor, lambda fraction: progress("packing weights", fraction))
+        progress("hashing the file", 0.0)
+        file_digest = (digest or file.digest)()
+        progress("hashing the file", 1.0)
+        rounds_floats = chosen.rounds_floats and has_floats
+        return cls(file.path, config, tokenizer, template, chosen, packed, file_digest, rounds_floats)
 
     @property
     def kernels(self) -> str:
@@ -133,8 +149,3 @@ def _chat_template(file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
         return ChatTemplate.from_gguf(file, tokenizer)
     except TemplateError as error:
         raise ModelFileError(file.path, f"does not compile: {error}", TEMPLATE_KEY) from error
-
-
-def _digest_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").digest()

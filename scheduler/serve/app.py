@@ -172,10 +172,13 @@ class Server:
     def reload(self) -> None:
         """Read the files of keys and of the certificate again, for requests and connections still to come.
 
-        A mistake in one of them keeps the other from nothing.
+        A mistake in one does not keep the other from being read.
         """
-        for what, files in (("keys", self._keys), ("certificate", self._certificate)):
-            if files is None:
+        for what, path, files in (
+            ("keys", self._settings.api_key_file, self._keys),
+            ("certificate", self._settings.ssl_cert, self._certificate),
+        ):
+            if path is None or files is None:
                 continue
             try:
                 files.reload()

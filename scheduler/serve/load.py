@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,17 +59,19 @@ def load(settings: ServeSettings) -> Loaded:
     _log.info("loading", model=str(settings.model))
     if settings.threads is not None and settings.threads > (os.cpu_count() or 1):
         _log.warning("more threads than this machine has are slow", threads=settings.threads, cpus=os.cpu_count())
-    with GGUFFile.open(settings.model) as file:
+    with GGUFFile.open(settings.model) as file, ThreadPoolExecutor(1) as hashing:
         config = ModelConfig.from_gguf(file)
-    max_len = context_of(settings, config.max_context)
-    _check_room(settings, config, max_len)
-    model = Model.load(
-        settings.model,
-        kernels=settings.kernels,
-        threads=settings.threads,
-        weights=settings.weights,
-        progress=_progress(),
-    )
+        max_len = context_of(settings, config.max_context)
+        _check_room(settings, config, max_len)
+        digest = hashing.submit(file.digest)  # while the rest is made of it
+        model = Model.of(
+            file,
+            kernels=settings.kernels,
+            threads=settings.threads,
+            weights=settings.weights,
+            progress=_progress(),
+            digest=digest.result,
+        )
     if model.rounds_floats:
         _log.info("float weights rounded to 8 bits; --weights f32 keeps them")
     cache = model.new_cache(settings.slots, max_len, settings.kv_dtype)

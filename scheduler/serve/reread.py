@@ -3,13 +3,15 @@
 import stat
 from pathlib import Path
 
-ONLY_ONCE = "a pipe or a device is read at the start alone: nobody must wait for it now"
+ONLY_ONCE = "a pipe or a device is read at the start only: reading it now could stop the server"
 
 
 def may_wait(path: Path | None) -> bool:
     """Whether reading `path` may wait for somebody else, or never end: it is a pipe, a terminal or another device."""
+    if path is None:
+        return False
     try:
-        mode = 0 if path is None else path.stat().st_mode
+        mode = path.stat().st_mode
     except OSError:  # which whoever reads it gets to know
         return False
-    return mode != 0 and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

@@ -1,3 +1,4 @@
+import hashlib
 import os
 import re
 import tracemalloc
@@ -246,6 +247,14 @@ def test_data_is_a_view_that_cannot_be_written_and_outlives_the_file(file):
     assert data.tobytes() == WEIGHTS.tobytes()
     with pytest.raises(ValueError, match="is closed"):
         file.data("w")
+
+
+def test_the_digest_is_of_every_byte_and_of_an_open_file(tmp_path):
+    path = write_gguf(tmp_path / "x.gguf", {}, {"w": WEIGHTS})
+    with GGUFFile.open(path) as file:
+        assert file.digest() == hashlib.blake2b(path.read_bytes()).digest()
+    with pytest.raises(ValueError, match="is closed"):
+        file.digest()
 
 
 def test_metadata_and_tensors_cannot_be_changed(file):

@@ -116,7 +116,7 @@ def pack(tensor: Tensor, rows_multiple: int = TILE) -> Matrix:
         return _pack_floats(tensor, rows_multiple)
     quantized = _padded(tensor, rows_multiple)
     scale, minimum = quantized.scale, quantized.min
-    offset = next((c for c in _OFFSETS if np.array_equal(minimum, -c * scale)), None)
+    offset = next((c for c in _OFFSETS if _is_offset(c, scale, minimum)), None)
     kept = (scale,) if offset is not None else (scale, minimum)
     scale_type = np.float16 if all(_fits_float16(values) for values in kept) else np.float32
     tile_format = TileFormat(quantized.bits, quantized.group, offset, np.dtype(scale_type).itemsize)
@@ -189,6 +189,11 @@ def _tiled_scales(values: NDArray[np.floating], groups: int) -> NDArray[np.uint8
     n = values.shape[0] // TILE
     turned = values.reshape(n, TILE, -1, groups).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(turned).view(np.uint8).reshape(n, -1)
+
+
+def _is_offset(code: int, scale: NDArray[np.float32], minimum: NDArray[np.float32]) -> bool:
+    """Whether every min is `code` scales below zero; the first row shows most that are not."""
+    return np.array_equal(minimum[:1], -code * scale[:1]) and np.array_equal(minimum, -code * scale)
 
 
 def _fits_float16(values: NDArray[np.float32]) -> bool:

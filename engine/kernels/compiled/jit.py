@@ -97,13 +97,13 @@ def _digest(code: bytes) -> bytes:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write `content` aside and rename it. Raises `OSError`, and then nothing is left of it."""
+    """Write `content` aside and rename it. Raises `OSError`. If it fails, nothing is left of it."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as aside:
         try:
             aside.write(content)
             aside.flush()
             Path(aside.name).replace(path)
-        except OSError:
+        except BaseException:
             Path(aside.name).unlink(missing_ok=True)
             raise
 

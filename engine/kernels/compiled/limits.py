@@ -27,7 +27,7 @@ PATTERN = 16
 
 def chains(path: CPUPath) -> int:
     """Sums that grow side by side: enough to hide an instruction's latency, not more than the registers hold."""
-    return 12 if path.name.startswith("avx512") else 4
+    return 12 if path.registers >= 32 else 4
 
 
 class Limits:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Self
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
-from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from aiohttp.web_request import BaseRequest
@@ -102,6 +102,11 @@ class _Connection(RequestHandler):
             elif not self._arriving.is_eof():
                 self._arriving.set_exception(message.exc or BadHttpMessage(message.message))
                 self._arriving.feed_eof()  # nothing follows that could be read and dropped
+
+    def log_exception(self, *args: object, **options: object) -> None:
+        """Log a fault of ours; that a body breaks whose refusal is out already is its client's."""
+        if not isinstance(options.get("exc_info"), HttpProcessingError):
+            super().log_exception(*args, **options)
 
     def _give_up_on_head(self) -> None:
         if self.transport is not None:

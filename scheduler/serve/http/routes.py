@@ -180,7 +180,7 @@ async def load(request: web.Request) -> web.Response:
 
 
 async def worker_load(request: web.Request) -> web.Response:
-    """The same in the words of routers, which ask every replica."""
+    """How many requests are unfinished, under the name that routers ask for."""
     return json_response(WorkerLoad(load=request.app[SERVING].get().engine.num_unfinished))
 
 

@@ -65,9 +65,9 @@ class LlamaRequest(CallFields, kw_only=True):
 
 
 class LlamaSampling(msgspec.Struct, kw_only=True):
-    """How tokens are chosen and when it ends, under llama-server's names; no word of a client's is in it.
+    """How tokens are chosen and when an answer ends, under llama-server's names; nothing a client wrote is in it.
 
-    -1 is a `seed` yet to be drawn, and no limit of tokens, which has two names.
+    A `seed` of -1 is yet to be drawn; `max_tokens` and `n_predict` are the same limit, -1 for none.
     """
 
     seed: int

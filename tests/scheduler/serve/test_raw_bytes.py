@@ -52,7 +52,7 @@ async def test_a_head_that_is_too_large_is_refused_in_the_envelope(server, data)
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/nope"])
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"2\r\nabcd\r\n", b"-1\r\n", b"0\r\nno colon here\r\n\r\n"])
-async def test_a_body_that_breaks_in_a_later_packet_is_refused_at_once(serve, path, broken):
+async def test_a_body_that_breaks_in_a_later_packet_is_refused_at_once(serve, path, broken, caplog):
     server = await serve(body_timeout=10 * rig.HANG_GUARD_S)
     reader, writer = await asyncio.open_connection(server.host, server.port)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
@@ -70,6 +70,7 @@ async def test_a_body_that_breaks_in_a_later_packet_is_refused_at_once(serve, pa
         assert "transfer encoding" in reply_of(raw).refused(400)["message"]
         assert raw.count(b"HTTP/1.1") == 1
     assert (await server.get("/health")).status == 200
+    assert "Unhandled exception" not in caplog.text
 
 
 async def test_a_body_that_breaks_behind_a_whole_request_takes_nothing_from_it(serve):

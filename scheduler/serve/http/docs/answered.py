@@ -56,7 +56,7 @@ ANSWERED = {
     "token_strs": "With `return_token_strs`.",
     "SlotState.state": "`idle`, `prefilling` or `decoding`.",
     "SlotState.choice": "Which of the request's choices.",
-    "SlotState.id_task": "The how many-th choice it is that got a slot; -1 if the slot is idle.",
+    "SlotState.id_task": "Choices are counted as they get a slot: this one's number; -1 if the slot is idle.",
     "SlotState.n_ctx": "Positions of the slot.",
     "n_prompt_tokens": "`num_prompt_tokens` again.",
     "n_prompt_tokens_processed": "Prompt tokens that have been computed.",
