@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -55,7 +56,21 @@ def run(settings: ServeSettings) -> int:
     """
     logs.configure(settings.log_format)
     _allow_files(SPARE_FILES + 2 * settings.max_connections)
-    return asyncio.run(serve(settings))
+    gc.disable()  # until `_load_for_good` is done
+    return asyncio.run(serve(settings, _load_for_good))
+
+
+def _load_for_good(settings: ServeSettings) -> Loaded:
+    """`load`, with nothing of what there is by then ever looked at by the garbage collector again.
+
+    A vocabulary is hundreds of thousands of objects that stay: to walk them takes time while they are made, and would
+    stop every stream later.
+    """
+    try:
+        return load(settings)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 async def serve(settings: ServeSettings, load: Load = load) -> int:

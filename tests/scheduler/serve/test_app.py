@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import structlog
 
 from engine.errors import ModelFileError
 from scheduler.core import Scheduler
+from scheduler.serve import app
 from scheduler.serve.app import Server, serve
 from scheduler.serve.listen import ListenError
 from scheduler.serve.load import Loaded, context_of
@@ -298,3 +300,23 @@ async def test_where_no_more_files_may_be_opened_the_log_is_not_filled_and_other
             for client in clients:
                 client.close()
         assert (await _get(server, "/health"))[0] == 200
+
+
+@pytest.mark.parametrize("fault", [None, ValueError("a bad file")])
+def test_collection_of_garbage_begins_once_the_model_is_loaded_and_leaves_that_out(monkeypatch, fault):
+    def load(_settings):
+        assert not gc.isenabled()
+        if fault is not None:
+            raise fault
+        return "loaded"
+
+    monkeypatch.setattr(app, "load", load)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            assert app._load_for_good(None) == "loaded"
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.enable()
