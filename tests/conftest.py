@@ -1,8 +1,11 @@
 """What the tests of the whole server share."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from clients.pull import DEFAULT_MODEL, DownloadError, resolve
 
@@ -25,3 +28,14 @@ def model_path() -> Path:
         return resolve(DEFAULT_MODEL)
     except DownloadError as error:
         pytest.skip(f"the default model cannot be downloaded here: {error}")
+
+
+@pytest.fixture
+def untouched_logging() -> Iterator[None]:
+    """What a test configures of logging is undone."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()

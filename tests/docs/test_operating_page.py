@@ -2,13 +2,11 @@
 
 import io
 import json
-import logging
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
-import structlog
 
 from scheduler.events import Finished, Timings, Usage
 from scheduler.request import FinishReason
@@ -16,18 +14,10 @@ from scheduler.serve import logs
 from scheduler.serve.settings import ServeSettings
 from scheduler.serve.wire.errors import ApiError
 
+pytestmark = pytest.mark.usefixtures("untouched_logging")
+
 PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
 OPTIONS = {field.name for field in msgspec.structs.fields(ServeSettings)}
-
-
-@pytest.fixture(autouse=True)
-def _untouched_logging():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 def test_its_log_lines_have_the_fields_that_are_logged():

@@ -1,11 +1,9 @@
 """The examples in docs/scheduling.md run as they stand there, and print and draw what the page says and shows."""
 
-import logging
 import re
 from pathlib import Path
 
 import pytest
-import structlog
 
 from scheduler.events import Finished, Timings, Usage
 from scheduler.metrics import Metrics
@@ -25,17 +23,7 @@ def test_the_example_prints_what_the_page_says(capsys):
     assert capsys.readouterr().out == PRINTED
 
 
-@pytest.fixture
-def _untouched_logging():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
-
-
-@pytest.mark.usefixtures("_untouched_logging")
+@pytest.mark.usefixtures("untouched_logging")
 def test_the_log_of_a_server_is_replayed(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Path("server.log").open("w", encoding="utf-8") as log:

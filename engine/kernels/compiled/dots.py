@@ -81,7 +81,7 @@ def pmaddubsw(f: Function, totals: list[Value], operands: Operands, _chains: int
 
 
 def _unrolled_sums(f: Function, operands: Operands) -> list[list[Value]]:
-    """Per activation row the sums of `_products` over all vectors, for eight weight rows and eight."""
+    """Per activation row the sums of `_with_products` over all vectors: of eight weight rows, and of the others."""
     zero = f.constant(I16x16 if operands.bits == 4 else I32x8, 0)
     sums = [[zero, zero] for _ in operands.rows]
     for j, codes in zip(operands.vectors, operands.codes, strict=True):

@@ -11,15 +11,7 @@ from scheduler.request import FinishReason
 from scheduler.serve import logs
 from scheduler.serve.wire.errors import ApiError, invalid
 
-
-@pytest.fixture(autouse=True)
-def _untouched_logging():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("untouched_logging")
 
 
 def _finished(**fields):

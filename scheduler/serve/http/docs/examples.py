@@ -5,6 +5,22 @@ from typing import Any
 
 _MODEL = "smollm2-135m"
 _FINGERPRINT = "fp_bd1ddc6082783130"
+_LLAMA_SAMPLING = {
+    "seed": -1,
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "typical_p": 1.0,
+    "repeat_last_n": 64,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "max_tokens": -1,
+    "n_predict": -1,
+    "n_probs": 0,
+    "ignore_eos": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +180,11 @@ EXAMPLES = {
             "model": _MODEL,
             "system_fingerprint": _FINGERPRINT,
             "generation_settings": {
+                **_LLAMA_SAMPLING,
                 "seed": 8360771769179199,
                 "temperature": 0.0,
-                "top_k": 40,
-                "top_p": 0.95,
-                "min_p": 0.05,
-                "typical_p": 1.0,
-                "repeat_last_n": 64,
-                "repeat_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
                 "max_tokens": 8,
                 "n_predict": 8,
-                "n_probs": 0,
-                "ignore_eos": False,
                 "n_ctx": 4096,
                 "stop": [],
                 "stream": False,
@@ -275,22 +282,7 @@ EXAMPLES = {
     "GET /props": Example(
         answered={
             "default_generation_settings": {
-                "params": {
-                    "seed": -1,
-                    "temperature": 0.8,
-                    "top_k": 40,
-                    "top_p": 0.95,
-                    "min_p": 0.05,
-                    "typical_p": 1.0,
-                    "repeat_last_n": 64,
-                    "repeat_penalty": 1.0,
-                    "presence_penalty": 0.0,
-                    "frequency_penalty": 0.0,
-                    "max_tokens": -1,
-                    "n_predict": -1,
-                    "n_probs": 0,
-                    "ignore_eos": False,
-                },
+                "params": _LLAMA_SAMPLING,
                 "n_ctx": 4096,
             },
             "total_slots": 16,
