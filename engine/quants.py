@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
+_PAIRED = 32
+"""Codes of 4 bits whose halves of bytes belong together."""
 _BLOCK_BYTES_AT_ONCE = 1 << 20  # bounds the temporary arrays of `unpack`, whatever the size of the tensor
 
 
@@ -26,11 +28,12 @@ _BLOCK_BYTES_AT_ONCE = 1 << 20  # bounds the temporary arrays of `unpack`, whate
 class Quantized:
     """Weights w = scale * code + min, one scale and min for each `group` consecutive weights of a row.
 
-    `codes` uint8 [..., K], `scale` and `min` float32 [..., K / group]; every code is below 2 ** `bits`, and `bits`
-    (4 or 8) is the smallest packing that holds them.
+    `packed` uint8 [..., K * bits / 8], `scale` and `min` float32 [..., K / group]; every code is below 2 ** `bits`, and
+    `bits` (4 or 8) is the smallest packing that holds them. Codes of 4 bits lie as in Q4_0: of every 32, byte i of 16
+    has code i in its low half and code 16 + i in its high one.
     """
 
-    codes: Bytes
+    packed: Bytes
     scale: Floats
     min: Floats
     group: int
@@ -39,13 +42,20 @@ class Quantized:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the weights, [..., K]."""
-        return self.codes.shape
+        return (*self.packed.shape[:-1], self.packed.shape[-1] * 8 // self.bits)
+
+    @property
+    def codes(self) -> Bytes:
+        """The codes one a byte, uint8 [..., K]: of 8 bits as they are stored, of 4 a copy."""
+        if self.bits == 8:
+            return self.packed
+        return _nibbles(self.packed.reshape(-1, _PAIRED // 2)).reshape(self.shape)
 
 
 Tensor = Quantized | NDArray[np.float32]
 
 Split = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-"""Of n blocks: codes uint8 [n, block_size], scale and min float32 [n, block_size / group].
+"""Of n blocks: packed codes uint8 [n, block_size * bits / 8], scale and min float32 [n, block_size / group].
 
 `Any` because numpy's stubs lose the width of an array shifted by a Python int.
 """
@@ -103,15 +113,27 @@ def unpack(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Tensor:
 
     assert isinstance(block_format, QuantFormat)
     groups = block_format.block_size // block_format.group
-    codes = np.empty((len(blocks), block_format.block_size), np.uint8)
+    packed = np.empty((len(blocks), block_format.block_size * block_format.bits // 8), np.uint8)
     scale = np.empty((len(blocks), groups), np.float32)
     minimum = np.empty((len(blocks), groups), np.float32)
     for part in parts:
-        codes[part], scale[part], minimum[part] = block_format.split(blocks[part])
+        codes, scale[part], minimum[part] = block_format.split(blocks[part])
+        # Block by block as one item each: numpy is slow at rows of a few bytes.
+        packed[part].view(f"V{packed.shape[1]}")[:] = codes.view(f"V{packed.shape[1]}")
     per_row = (*shape[:-1], shape[-1] // block_format.group)
     return Quantized(
-        codes.reshape(shape), scale.reshape(per_row), minimum.reshape(per_row), block_format.group, block_format.bits
+        packed.reshape(*shape[:-1], shape[-1] * block_format.bits // 8),
+        scale.reshape(per_row),
+        minimum.reshape(per_row),
+        block_format.group,
+        block_format.bits,
     )
+
+
+def paired(codes: Bytes) -> Bytes:
+    """Codes of 4 bits, uint8 [..., K] with K a multiple of 32, as `Quantized.packed` has them: [..., K / 2]."""
+    halves = codes.reshape(*codes.shape[:-1], -1, 2, _PAIRED // 2)
+    return (halves[..., 0, :] | halves[..., 1, :] << 4).reshape(*codes.shape[:-1], -1)
 
 
 def dequantize(tensor: Tensor) -> Floats:
@@ -126,7 +148,7 @@ def dequantize(tensor: Tensor) -> Floats:
 
 def _f16(blocks: Bytes, offset: int) -> Floats:
     """The float16 at byte `offset` of each block, as float32 [n, 1]."""
-    return blocks[:, offset : offset + 2].copy().view("<f2").astype(np.float32)
+    return blocks[:, offset : offset + 2].view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
@@ -160,12 +182,12 @@ def _read_bf16(blocks: Bytes) -> Floats:
 def _split_q4_0(blocks: Bytes) -> Split:
     """Layout: d f16 | 16 bytes, weight i in the low nibble of byte i and 16 + i in the high one. w = d * (q - 8)."""
     d = _f16(blocks, 0)
-    return _nibbles(blocks[:, 2:]), d, -8 * d
+    return blocks[:, 2:], d, -8 * d
 
 
 def _split_q4_1(blocks: Bytes) -> Split:
     """Layout: d f16 | m f16 | nibbles as in Q4_0. w = d * q + m."""
-    return _nibbles(blocks[:, 4:]), _f16(blocks, 0), _f16(blocks, 2)
+    return blocks[:, 4:], _f16(blocks, 0), _f16(blocks, 2)
 
 
 def _fifth_bits(packed: Bytes) -> NDArray[Any]:
@@ -197,7 +219,7 @@ def _split_q2_k(blocks: Bytes) -> Split:
     """
     sub = blocks[:, :16]
     codes = _crumbs(blocks[:, 16:80].reshape(-1, 2, 32)).reshape(-1, 256)
-    return codes, _f16(blocks, 80) * (sub & 15), -_f16(blocks, 82) * (sub >> 4)
+    return paired(codes), _f16(blocks, 80) * (sub & 15), -_f16(blocks, 82) * (sub >> 4)
 
 
 def _split_q3_k(blocks: Bytes) -> Split:
@@ -209,7 +231,7 @@ def _split_q3_k(blocks: Bytes) -> Split:
     codes = _crumbs(blocks[:, 32:96].reshape(-1, 2, 32)).reshape(-1, 256) | _bits(blocks[:, :32]) << 2
     sub = _nibbles(blocks[:, 96:104]) | _crumbs(blocks[:, 104:108]) << 4
     scale = _f16(blocks, 108) * (sub.astype(np.float32) - 32)
-    return codes, scale, -4 * scale
+    return paired(codes), scale, -4 * scale
 
 
 def _k_scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -231,7 +253,7 @@ def _split_q4_k(blocks: Bytes) -> Split:
     """
     scales, mins = _k_scales_and_mins(blocks[:, 4:16])
     codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256)
-    return codes, _f16(blocks, 0) * scales, -_f16(blocks, 2) * mins
+    return paired(codes), _f16(blocks, 0) * scales, -_f16(blocks, 2) * mins
 
 
 def _split_q5_k(blocks: Bytes) -> Split:

@@ -9,7 +9,6 @@ A tile of floats is float32 [k][row].
 """
 
 import mmap
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,21 +116,19 @@ def pack(tensor: Tensor, rows_multiple: int = TILE) -> Matrix:
     quantized = _padded(tensor, rows_multiple)
     scale, minimum = quantized.scale, quantized.min
     offset = next((c for c in _OFFSETS if _is_offset(c, scale, minimum)), None)
-    kept = (scale,) if offset is not None else (scale, minimum)
-    scale_type = np.float16 if all(_fits_float16(values) for values in kept) else np.float32
-    tile_format = TileFormat(quantized.bits, quantized.group, offset, np.dtype(scale_type).itemsize)
+    kept = _shortened([scale] if offset is not None else [scale, minimum])
+    tile_format = TileFormat(quantized.bits, quantized.group, offset, kept[0].itemsize)
 
-    n_tiles, blocks = quantized.codes.shape[0] // TILE, quantized.codes.shape[1] // BLOCK
+    n_tiles, blocks = quantized.shape[0] // TILE, quantized.shape[1] // BLOCK
     data = allocate(n_tiles * tile_format.tile_bytes(blocks))
     tiles = data[: n_tiles * tile_format.tile_bytes(blocks)].reshape(n_tiles, -1)
-    # By parts of a few megabytes: the transposed copies of a whole vocabulary would double the memory at start.
-    for part in _parts(n_tiles, blocks):
-        rows = slice(part.start * TILE, part.stop * TILE)
-        tiles[part, : tile_format.scales_start(blocks)] = _tiled_codes(quantized.codes[rows], quantized.bits)
-        starts = (tile_format.scales_start(blocks), tile_format.mins_start(blocks))
-        for start, values in zip(starts, kept, strict=False):
-            columns = _tiled_scales(values[rows].astype(scale_type), tile_format.groups)
-            tiles[part, start : start + columns.shape[1]] = columns
+    # Of a row come words of four codes, or of eight that take 4 bits, and scales, and mins; in a tile the rows' first
+    # words, then their second ...: each part is turned.
+    starts = (0, tile_format.scales_start(blocks), tile_format.mins_start(blocks))
+    for start, values in zip(starts, (np.ascontiguousarray(quantized.packed).view(np.uint32), *kept), strict=False):
+        by_row = values.reshape(n_tiles, TILE, -1)
+        part = tiles[:, start : start + by_row[0].nbytes].view(values.dtype)
+        part.reshape(n_tiles, -1, TILE)[:] = by_row.transpose(0, 2, 1)
     return Matrix(tile_format, data, n_tiles, blocks)
 
 
@@ -169,48 +166,24 @@ def _pack_floats(weights: NDArray[np.float32], rows_multiple: int) -> Matrix:
     return Matrix(FLOATS, data, n_tiles, blocks)
 
 
-def _parts(n_tiles: int, blocks: int) -> Iterator[slice]:
-    step = max(1, (1 << 22) // (blocks * TILE * BLOCK))
-    return (slice(start, min(start + step, n_tiles)) for start in range(0, n_tiles, step))
-
-
-def _tiled_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Codes [16 * n, 32 * b] -> bytes [n, b * block_code_bytes]."""
-    n, b = codes.shape[0] // TILE, codes.shape[1] // BLOCK
-    # Four codes are one 32-bit word here, which halves the axes to turn.
-    words = np.ascontiguousarray(codes).view(np.uint32).reshape(n, TILE, b, 8).transpose(0, 2, 3, 1)
-    if bits == 4:
-        words = words[:, :, :4] | words[:, :, 4:] << np.uint32(4)
-    return np.ascontiguousarray(words).view(np.uint8).reshape(n, -1)
-
-
-def _tiled_scales(values: NDArray[np.floating], groups: int) -> NDArray[np.uint8]:
-    """Scales or mins [16 * n, b * groups] -> their bytes, [n, b][group][row]."""
-    n = values.shape[0] // TILE
-    turned = values.reshape(n, TILE, -1, groups).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(turned).view(np.uint8).reshape(n, -1)
-
-
 def _is_offset(code: int, scale: NDArray[np.float32], minimum: NDArray[np.float32]) -> bool:
     """Whether every min is `code` scales below zero; the first row shows most that are not."""
     return np.array_equal(minimum[:1], -code * scale[:1]) and np.array_equal(minimum, -code * scale)
 
 
-def _fits_float16(values: NDArray[np.float32]) -> bool:
+def _shortened(values: list[NDArray[np.float32]]) -> list[NDArray[np.floating]]:
+    """`values` as float16 if that loses nothing of any of them."""
     with np.errstate(over="ignore"):
-        return np.array_equal(values.astype(np.float16).astype(np.float32), values)
+        halves = [v.astype(np.float16) for v in values]
+    is_exact = all(np.array_equal(half.astype(np.float32), v) for half, v in zip(halves, values, strict=True))
+    return list(halves if is_exact else values)
 
 
 def _padded(q: Quantized, rows_multiple: int) -> Quantized:
-    n, k = q.codes.shape
-    rows, columns = round_up(n, rows_multiple) - n, round_up(k, BLOCK) - k
-    if not rows and not columns:
+    n, k = q.shape
+    assert k % BLOCK == 0, "block formats have blocks of 32 or more"
+    rows = round_up(n, rows_multiple) - n
+    if not rows:
         return q
-    groups = columns // q.group
-    return Quantized(
-        np.pad(q.codes, ((0, rows), (0, columns))),
-        np.pad(q.scale, ((0, rows), (0, groups))),
-        np.pad(q.min, ((0, rows), (0, groups))),
-        q.group,
-        q.bits,
-    )
+    packed, scale, minimum = (np.pad(part, ((0, rows), (0, 0))) for part in (q.packed, q.scale, q.min))
+    return Quantized(packed, scale, minimum, q.group, q.bits)

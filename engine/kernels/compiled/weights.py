@@ -131,4 +131,4 @@ def _widen_heads(tensor: Tensor, n_heads: int, width: int) -> Tensor:
         return tensor
     if not isinstance(tensor, Quantized):
         return widen(tensor)
-    return Quantized(widen(tensor.codes), widen(tensor.scale), widen(tensor.min), tensor.group, tensor.bits)
+    return Quantized(widen(tensor.packed), widen(tensor.scale), widen(tensor.min), tensor.group, tensor.bits)

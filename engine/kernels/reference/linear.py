@@ -69,6 +69,7 @@ class Int8Linear:
 
     def __init__(self, tensor: Quantized) -> None:
         self._weights = tensor
+        self._codes = tensor.codes
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """[R, K] -> [R, N], K a multiple of 32."""
@@ -78,7 +79,7 @@ class Int8Linear:
         for index in range(x.shape[1] // group):
             columns = slice(index * group, (index + 1) * group)
             activations = codes[:, columns]
-            dots = self._weights.codes[:, columns].astype(np.float32) @ activations.T
+            dots = self._codes[:, columns].astype(np.float32) @ activations.T
             dots *= self._weights.scale[:, index, None]
             dots += self._weights.min[:, index, None] * activations.sum(axis=1)
             dots *= scale[:, columns.start // _ACTIVATION_BLOCK]

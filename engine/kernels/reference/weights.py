@@ -95,4 +95,4 @@ def _rows(tensor: Tensor, ids: NDArray[np.int64]) -> FloatArray:
     """Rows `ids` of a matrix as float32; no other row is dequantized."""
     if not isinstance(tensor, Quantized):
         return tensor[ids]
-    return dequantize(Quantized(tensor.codes[ids], tensor.scale[ids], tensor.min[ids], tensor.group, tensor.bits))
+    return dequantize(Quantized(tensor.packed[ids], tensor.scale[ids], tensor.min[ids], tensor.group, tensor.bits))

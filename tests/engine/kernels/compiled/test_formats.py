@@ -55,7 +55,7 @@ def test_a_scale_that_float16_would_round_keeps_its_matrix_in_float32():
     tensor = random_tensor("Q8_0", 16, 64)
     odd = tensor.scale.copy()
     odd[3, 1] = 1 + 2.0**-12
-    odd_tensor = Quantized(tensor.codes, odd, -128 * odd, 32, 8)
+    odd_tensor = Quantized(tensor.packed, odd, -128 * odd, 32, 8)
     matrix = pack(odd_tensor)
     assert matrix.format.scale_bytes == 4
     np.testing.assert_array_equal(row_weights(PATHS[0], matrix, 3), dequantize(odd_tensor)[3])

@@ -12,7 +12,7 @@ from engine.kernels.compiled.formats import TileFormat, pack
 from engine.kernels.compiled.jit import Library
 from engine.kernels.compiled.quantize import PANEL_ROWS
 from engine.kernels.reference.linear import Int8Linear, quantize
-from engine.quants import Quantized
+from engine.quants import Quantized, paired
 from tests.engine.kernels.compiled.native import PATHS, panel_of, product
 from tests.engine.kernels.compiled.test_formats import PATHS_AND_QUANTS, SOME_QUANTS, random_tensor
 
@@ -54,7 +54,7 @@ def test_every_path_computes_the_exact_integers(kinds, form, blocks, n_rows, see
     x = np.broadcast_to(x, (n_rows, k)).copy()
     x[:, ::32] = 127  # so that each block's scale is 1
     weights = codes.astype(np.int64) + np.repeat(minimum, group, axis=1).astype(np.int64)
-    matrix = pack(Quantized(codes, scale, minimum, group, bits))
+    matrix = pack(Quantized(codes if bits == 8 else paired(codes), scale, minimum, group, bits))
     assert matrix.format.offset == offset or offset is None
     for path in PATHS:
         out = product(path, matrix, panel_of(path, x), n_rows)
