@@ -42,8 +42,8 @@ few rows leave the CPU idle unless each sum is split in `chains`."""
 def _by_steps_of_four(dot4: Dot4) -> Dots:
     def dots(f: Function, totals: list[Value], operands: Operands, chains: int) -> list[Value]:
         sums = [[total] + [f.constant(I32x16, 0)] * (chains - 1) for total in totals]
-        for row, parts in zip(operands.rows, sums, strict=True):
-            for i, (j, codes) in enumerate(zip(operands.vectors, operands.codes, strict=True)):
+        for i, (j, codes) in enumerate(zip(operands.vectors, operands.codes, strict=True)):
+            for row, parts in zip(operands.rows, sums, strict=True):
                 x = (row + 4 * j).load(I32)
                 parts[i % chains] = dot4(f, parts[i % chains], codes, x, operands.bits)
         return [functools.reduce(Value.__add__, parts) for parts in sums]

@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from engine.kernels.compiled.dots import Operands
+from engine.kernels.compiled.dots import Operands, pmaddubsw
 from engine.kernels.compiled.formats import CACHE_LINE
 from engine.kernels.compiled.isa import CPUPath
 from engine.kernels.compiled.jit import Library
@@ -84,9 +84,14 @@ def _build_dots(module: ir.Module, path: CPUPath) -> None:
     with f.range(0, f["passes"]) as index:
         # They change from pass to pass, so that no product can be computed once for all.
         activations = f["activations"] + (index & (PATTERN - 1)) * (4 * STEPS)
-        for code, total in zip(codes, totals, strict=True):
-            operands = Operands(range(STEPS), [code] * STEPS, f["codes"], 4, [activations], x_sums=[])
-            [total.value] = path.dots(f, [total.value], operands, 1)
+        # Neighbouring instructions belong to different sums, so that a CPU need not look far for one that can start.
+        # AVX2's sums are widened at the end of a block, so that they cannot be taken apart.
+        together = STEPS if path.dots is pmaddubsw else 1
+        for first in range(0, STEPS, together):
+            vectors = range(first, first + together)
+            for code, total in zip(codes, totals, strict=True):
+                operands = Operands(vectors, [code] * together, f["codes"], 4, [activations], x_sums=[])
+                [total.value] = path.dots(f, [total.value], operands, 1)
     _store(f, [total.value for total in totals])
 
 
