@@ -130,10 +130,11 @@ def unpack(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Tensor:
     )
 
 
-def paired(codes: Bytes) -> Bytes:
+def paired(codes: NDArray[Any]) -> NDArray[Any]:
     """Codes of 4 bits, uint8 [..., K] with K a multiple of 32, as `Quantized.packed` has them: [..., K / 2]."""
     halves = codes.reshape(*codes.shape[:-1], -1, 2, _PAIRED // 2)
-    return (halves[..., 0, :] | halves[..., 1, :] << 4).reshape(*codes.shape[:-1], -1)
+    pairs: NDArray[Any] = halves[..., 0, :] | halves[..., 1, :] << 4
+    return pairs.reshape(*codes.shape[:-1], -1)
 
 
 def dequantize(tensor: Tensor) -> Floats:

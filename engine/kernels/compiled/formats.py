@@ -185,5 +185,5 @@ def _padded(q: Quantized, rows_multiple: int) -> Quantized:
     rows = round_up(n, rows_multiple) - n
     if not rows:
         return q
-    packed, scale, minimum = (np.pad(part, ((0, rows), (0, 0))) for part in (q.packed, q.scale, q.min))
-    return Quantized(packed, scale, minimum, q.group, q.bits)
+    padding = ((0, rows), (0, 0))
+    return Quantized(np.pad(q.packed, padding), np.pad(q.scale, padding), np.pad(q.min, padding), q.group, q.bits)
