@@ -129,12 +129,12 @@ def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:
 def _byte_level_bpe(file: GGUFFile, vocabulary: Vocabulary, pre_tokenizer: PreTokenizer) -> tokenizers.Tokenizer:
     """Byte-level BPE (github.com/openai/gpt-2). Bytes that are no token are dropped."""
     ids = vocabulary.ids_of(TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED)
-    merges = []
-    for index, merge in enumerate(file.require(_MERGES_KEY, list)):
-        left, _, right = merge.partition(" ")
+    written = file.require(_MERGES_KEY, list)
+    merges = [merge.partition(" ")[::2] for merge in written]
+    for merge, (left, right) in zip(written, merges, strict=True):
         if not (left in ids and right in ids and left + right in ids):
+            index = written.index(merge)
             raise ModelFileError(file.path, f"merge {index}, {merge!r}, does not make a token of two", _MERGES_KEY)
-        merges.append((left, right))
     bpe = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=pre_tokenizer.ignore_merges))
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -81,17 +81,16 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
 
         bos_id, eos_id, eot_id, eom_id = (_token_id(file, name, len(texts)) for name in ("bos", "eos", "eot", "eom"))
         end_ids = {token_id for token_id, text in enumerate(texts) if text in _END_TEXTS}
-        structure = {i for i, kind in enumerate(types) if kind in {TokenType.CONTROL, TokenType.UNKNOWN}}
+        structure = {i for i, kind in enumerate(types) if kind is TokenType.CONTROL or kind is TokenType.UNKNOWN}
         eos_ids = _without_none(eos_id, eot_id, eom_id, *end_ids)
         special_ids = _without_none(bos_id, *eos_ids, *structure)
 
-        spelled_bytes = _SPELLINGS[model]
-        token_bytes = [text.encode() for text in texts]
+        token_bytes = _SPELLINGS[model](texts)
         for token_id, kind in enumerate(types):
             if kind is TokenType.BYTE:
                 token_bytes[token_id] = _byte(file, token_id, texts[token_id])
-            elif kind is TokenType.NORMAL and token_id not in special_ids:
-                token_bytes[token_id] = spelled_bytes(texts[token_id])
+            elif kind is not TokenType.NORMAL or token_id in special_ids:
+                token_bytes[token_id] = texts[token_id].encode()
         return cls(
             model=model,
             texts=texts,
@@ -172,18 +171,29 @@ def _byte_letters() -> Iterator[str]:
         yield chr(byte if is_printable else next(spare))
 
 
-_BYTE_OF_LETTER = {letter: byte for byte, letter in enumerate(_byte_letters())}
+_LETTERS = list(map(ord, _byte_letters()))
+_BYTE_OF_LETTER = np.full(max(_LETTERS) + 2, -1, np.int16)  # the last entry is for all characters beyond
+_BYTE_OF_LETTER[_LETTERS] = np.arange(0x100)
 
 
-def _bytes_of_letters(text: str) -> bytes:
-    try:
-        return bytes(map(_BYTE_OF_LETTER.__getitem__, text))
-    except KeyError:  # not spelled in byte letters, so spelled as it is
-        return text.encode()
+def _bytes_of_letters(texts: Sequence[str]) -> list[bytes]:
+    """Each text's letters as bytes, or the text as it is if a character of it is no such letter."""
+    # All at once: to look letters up one by one would take a good part of the time a server needs to start.
+    letters = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+    codes = _BYTE_OF_LETTER[np.minimum(letters, len(_BYTE_OF_LETTER) - 1)]
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(text) for text in texts])])
+    strangers = np.concatenate([np.zeros(1, np.int64), np.cumsum(codes < 0)])[starts]
+    is_spelled = (np.diff(strangers) == 0).tolist()
+    joined, ends = codes.astype(np.uint8).tobytes(), starts.tolist()
+    spans = zip(texts, is_spelled, ends, ends[1:], strict=False)
+    return [joined[start:end] if spelled else text.encode() for text, spelled, start, end in spans]
 
 
-def _bytes_of_piece(text: str) -> bytes:
-    return text.replace(SPACE, " ").encode()
+def _bytes_of_pieces(texts: Sequence[str]) -> list[bytes]:
+    return [text.replace(SPACE, " ").encode() for text in texts]
 
 
-_SPELLINGS: Mapping[str, Callable[[str], bytes]] = {"gpt2": _bytes_of_letters, "llama": _bytes_of_piece}
+_SPELLINGS: Mapping[str, Callable[[Sequence[str]], list[bytes]]] = {
+    "gpt2": _bytes_of_letters,
+    "llama": _bytes_of_pieces,
+}

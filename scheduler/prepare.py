@@ -5,6 +5,7 @@ import sys
 from engine.batch import Chunk
 from engine.kernels.protocol import Cache
 from engine.model import Model
+from engine.sampler import largest
 from scheduler.backend import ModelBackend
 from scheduler.core import Scheduler
 
@@ -14,9 +15,9 @@ def prepare(
 ) -> tuple[Scheduler, ModelBackend]:
     """A scheduler for the slots of `cache`, and its backend, which has run a first forward and will be fast.
 
-    Takes seconds where kernels must be compiled. The cache is empty afterwards.
+    Takes seconds where kernels must be compiled, the sampler's included. The cache is empty afterwards.
     """
-    model.forward((Chunk(slot=0, start=0, token_ids=(0,)),), cache)
+    largest(model.forward((Chunk(slot=0, start=0, token_ids=(0,)),), cache))
     cache.truncate(0)
     scheduler = Scheduler(
         n_slots=cache.n_slots,

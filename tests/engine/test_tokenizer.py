@@ -67,6 +67,14 @@ def test_a_character_of_several_bytes_can_be_one_token_or_several(tokenizer):
     assert spelled(tokenizer, "éè") == ["é".encode(), b"\xc3", b"\xa8"]
 
 
+def test_a_token_not_spelled_in_byte_letters_is_its_own_text_and_moves_no_neighbour(folder):
+    plain = ["a b", "\N{EURO SIGN}", "\N{GRINNING FACE}", "Ġ\N{NO-BREAK SPACE}", "ńx"]
+    mixed = ["Ġhe", *plain[:3], "Ã©", *plain[3:], "ĠĊ"]
+    tokenizer = load(folder, byte_level(extra=[(text, NORMAL) for text in mixed]))
+    texts = [tokenizer.token_bytes(3 + index).decode() for index in range(len(mixed))]
+    assert texts == [" he", *plain[:3], "é", *plain[3:], " \n"]
+
+
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_every_cut_into_words_loses_nothing(folder, pre):
     tokenizer = load(folder, byte_level(pre=pre, merges=["h e", "1 2", "Ġ w"]))

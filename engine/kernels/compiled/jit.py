@@ -7,6 +7,7 @@ crash the process, or, worse, compute something else.
 """
 
 import hashlib
+import logging
 import re
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from engine.kernels.compiled.isa import CPUPath
 DIGEST_BYTES = 32
 KEPT_FOLDERS = 8
 """So many versions' code stays on disk, the newest."""
+_log = logging.getLogger("lockstep.kernels")
 _FOLDER_NAME = re.compile(r".+-[0-9a-f]{16}")
 
 
@@ -66,6 +68,7 @@ class Library:
         return llvm.ObjectFileRef.from_data(code) if digest == _digest(code) else None
 
     def _compile(self, module: str, build: Callable[[ir.Module], object]) -> llvm.ObjectFileRef:
+        _log.info("compiling kernels for this CPU, once: %s", module)
         code = bytes(self._machine.emit_object(self._optimized(module, build)))
         self.num_compiled += 1
         try:
