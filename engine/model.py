@@ -27,6 +27,23 @@ def _unobserved(_stage: str, _fraction: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ModelText:
+    """What of a model file is about text; `chat_template` is None if the file has none."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+    @classmethod
+    def of(cls, file: GGUFFile) -> Self:
+        """The tokenizer and chat template in the open `file`; raises `ModelFileError`."""
+        tokenizer = Tokenizer.from_gguf(file)
+        try:
+            return cls(tokenizer, ChatTemplate.from_gguf(file, tokenizer))
+        except TemplateError as error:
+            raise ModelFileError(file.path, f"does not compile: {error}", TEMPLATE_KEY) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """What `load` made of a model file; `chat_template` is None if the file has none. Nothing of the file stays open.
 
@@ -55,12 +72,15 @@ class Model:
     ) -> Self:
         """The model in the GGUF file at `path`, as `of` makes it."""
         with GGUFFile.open(path) as file:
-            return cls.of(file, kernels=kernels, threads=threads, weights=weights, progress=progress)
+            config, text = ModelConfig.from_gguf(file), ModelText.of(file)
+            return cls.of(file, config, text, kernels=kernels, threads=threads, weights=weights, progress=progress)
 
     @classmethod
     def of(
         cls,
         file: GGUFFile,
+        config: ModelConfig,
+        text: ModelText,
         *,
         kernels: str = "auto",
         threads: int | None = None,
@@ -68,7 +88,7 @@ class Model:
         progress: Progress = _unobserved,
         digest: Callable[[], bytes] | None = None,
     ) -> Self:
-        """The model in the open `file`, its weights packed for the set of `kernels` of that name.
+        """The model in the open `file`, of which `config` and `text` are, its weights packed for a set of `kernels`.
 
         `threads` None is one a physical core; `weights` "f32" keeps float weights, which some kernels round to 8 bits.
         `digest` gives what `file.digest` would, if it has been asked for already.
@@ -76,9 +96,6 @@ class Model:
         a name that is not in `engine.kernels.NAMES`, `weights` not in its `WEIGHTS`, or `threads` below 1.
         """
         chosen = kernel_set(kernels, threads=threads, weights=weights)
-        config = ModelConfig.from_gguf(file)
-        tokenizer = Tokenizer.from_gguf(file)
-        template = _chat_template(file, tokenizer)
 
         def tensor(name: str) -> Tensor:
             raw = file.data(name)
@@ -93,7 +110,7 @@ class Model:
         file_digest = (digest or file.digest)()
         progress("hashing the file", 1.0)
         rounds_floats = chosen.rounds_floats and has_floats
-        return cls(file.path, config, tokenizer, template, chosen, packed, file_digest, rounds_floats)
+        return cls(file.path, config, text.tokenizer, text.chat_template, chosen, packed, file_digest, rounds_floats)
 
     @property
     def kernels(self) -> str:
@@ -142,10 +159,3 @@ class Model:
             importlib.metadata.version("lockstep-llm"),
         )
         return "fp_" + hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
-
-
-def _chat_template(file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
-    try:
-        return ChatTemplate.from_gguf(file, tokenizer)
-    except TemplateError as error:
-        raise ModelFileError(file.path, f"does not compile: {error}", TEMPLATE_KEY) from error

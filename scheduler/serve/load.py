@@ -14,7 +14,7 @@ from engine.chat import TEMPLATE_KEY
 from engine.config import ModelConfig
 from engine.errors import LockstepError, ModelFileError, TemplateError
 from engine.gguf import GGUFFile
-from engine.model import Model, Progress
+from engine.model import Model, ModelText, Progress
 from scheduler.batch import Backend
 from scheduler.core import Scheduler
 from scheduler.defaults import MAX_CONTEXT
@@ -59,35 +59,38 @@ def load(settings: ServeSettings) -> Loaded:
     _log.info("loading", model=str(settings.model))
     if settings.threads is not None and settings.threads > (os.cpu_count() or 1):
         _log.warning("more threads than this machine has are slow", threads=settings.threads, cpus=os.cpu_count())
-    with GGUFFile.open(settings.model) as file, ThreadPoolExecutor(1) as hashing:
-        config = ModelConfig.from_gguf(file)
-        max_len = context_of(settings, config.max_context)
-        _check_room(settings, config, max_len)
-        digest = hashing.submit(file.digest)  # while the rest is made of it
-        model = Model.of(
-            file,
-            kernels=settings.kernels,
-            threads=settings.threads,
-            weights=settings.weights,
-            progress=_progress(),
-            digest=digest.result,
-        )
-    if model.rounds_floats:
-        _log.info("float weights rounded to 8 bits; --weights f32 keeps them")
-    cache = model.new_cache(settings.slots, max_len, settings.kv_dtype)
-    _log.info(
-        "loaded",
-        model=settings.model_name,
-        kernels=model.kernels,
-        slots=settings.slots,
-        context=max_len,
-        kv_dtype=settings.kv_dtype,
-        kv_cache_mib_at_most=round(cache.nbytes() / 2**20, 1),
-    )
     with contextlib.ExitStack() as started:
-        template = None
-        if model.chat_template is not None:
-            template = started.enter_context(contextlib.closing(IsolatedTemplate(model.chat_template)))
+        with GGUFFile.open(settings.model) as file, ThreadPoolExecutor(1) as hashing:
+            config = ModelConfig.from_gguf(file)
+            max_len = context_of(settings, config.max_context)
+            _check_room(settings, config, max_len)
+            digest = hashing.submit(file.digest)  # while the rest is made of it
+            text = ModelText.of(file)
+            template = None
+            if text.chat_template is not None:  # its process starts meanwhile, too
+                template = started.enter_context(contextlib.closing(IsolatedTemplate(text.chat_template)))
+            model = Model.of(
+                file,
+                config,
+                text,
+                kernels=settings.kernels,
+                threads=settings.threads,
+                weights=settings.weights,
+                progress=_progress(),
+                digest=digest.result,
+            )
+        if model.rounds_floats:
+            _log.info("float weights rounded to 8 bits; --weights f32 keeps them")
+        cache = model.new_cache(settings.slots, max_len, settings.kv_dtype)
+        _log.info(
+            "loaded",
+            model=settings.model_name,
+            kernels=model.kernels,
+            slots=settings.slots,
+            context=max_len,
+            kv_dtype=settings.kv_dtype,
+            kv_cache_mib_at_most=round(cache.nbytes() / 2**20, 1),
+        )
         scheduler, backend = prepare(
             model,
             cache,
@@ -96,7 +99,7 @@ def load(settings: ServeSettings) -> Loaded:
             max_queue_tokens=settings.max_queue_tokens,
         )
         if template is not None:
-            _check(template, model)  # last, since its process has started while the kernels were compiled
+            _check(template, model)
         return Loaded(
             scheduler=scheduler,
             backend=backend,

@@ -167,7 +167,7 @@ def test_the_log_says_in_words_where_it_serves_and_how_it_ends(model):
 
 def test_json_logs_are_one_strict_json_object_a_line(model):
     with _serve(model, "--log-format", "json") as server:
-        server.complete("Hello", max_tokens=2)
+        server.complete("Hello", max_tokens=2, ignore_eos=True)
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(HANG_GUARD_S)
         lines = [strict_json(line) for line in server.log.read_bytes().splitlines()]
