@@ -56,45 +56,28 @@ def _dot4_vpdpbusd_512(f: Function, total: Value, codes: Value, x: Value, _bits:
     return f.intrinsic("llvm.x86.avx512.vpdpbusd.512", I32x16, total, codes.bitcast(I32x16), x.splat())
 
 
-def _dot4_vpdpbusd_256(f: Function, total: Value, codes: Value, x: Value, _bits: int) -> Value:
-    """AVX-VNNI: the same in two halves of eight rows."""
-    name, words, x8 = "llvm.x86.avx512.vpdpbusd.256", codes.bitcast(I32x16), x.splat(8)
-    low, high = (
-        f.intrinsic(name, I32x8, total.shuffle(half), words.shuffle(half), x8) for half in (range(8), range(8, 16))
-    )
-    return low.concatenate(high)
+Step = Callable[[Function, int, list[Value], list[Value], Value], list[Value]]
+"""(function, bits of a code, sums of the first eight weight rows and of the others, codes uint8 x 32 of either, x)
+-> sums plus products; x points to four int8."""
 
 
-def pmaddubsw(f: Function, totals: list[Value], operands: Operands, _chains: int) -> list[Value]:
-    """AVX2: sums of two products in 16 bits, which are exact as long as they do not saturate.
-
-    Codes of four bits: over eight vectors at most 8 * 2 * 15 * 127 = 30480, so only the last sum has to be widened.
-    Of eight bits: a code less 128, its sign given to x, makes 2 * 128 * 127 = 32512, widened each time.
-    """
-    assert len(operands.vectors) <= 8
-    sums = _unrolled_sums(f, operands) if len(operands.rows) == 1 else _looped_sums(f, operands)
-    if operands.bits == 4:
-        sums = [[_widened(f, half) for half in halves] for halves in sums]
-    else:
-        totals = [total + (x_sum << 7) for total, x_sum in zip(totals, operands.x_sums, strict=True)]
-    return [total + low.concatenate(high) for total, (low, high) in zip(totals, sums, strict=True)]
+def _sums_in_halves(f: Function, sums: list[list[Value]], operands: Operands, step: Step) -> list[list[Value]]:
+    """`sums` of each activation row, of eight weight rows and of the others, plus what `step` adds for all vectors."""
+    return (_unrolled_sums if len(sums) == 1 else _looped_sums)(f, sums, operands, step)
 
 
-def _unrolled_sums(f: Function, operands: Operands) -> list[list[Value]]:
-    """Per activation row the sums of `_with_products` over all vectors: of eight weight rows, and of the others."""
-    zero = f.constant(I16x16 if operands.bits == 4 else I32x8, 0)
-    sums = [[zero, zero] for _ in operands.rows]
+def _unrolled_sums(f: Function, sums: list[list[Value]], operands: Operands, step: Step) -> list[list[Value]]:
+    sums = [list(of_row) for of_row in sums]
     for j, codes in zip(operands.vectors, operands.codes, strict=True):
         halves = [codes.shuffle(range(32)), codes.shuffle(range(32, 64))]
         for row, of_row in zip(operands.rows, sums, strict=True):
-            of_row[:] = _with_products(f, operands.bits, of_row, halves, row + 4 * j)
+            of_row[:] = step(f, operands.bits, of_row, halves, row + 4 * j)
     return sums
 
 
-def _looped_sums(f: Function, operands: Operands) -> list[list[Value]]:
+def _looped_sums(f: Function, sums: list[list[Value]], operands: Operands, step: Step) -> list[list[Value]]:
     """The same by a loop that runs: unrolled, LLVM makes of it an order of sums that does not fit the registers."""
-    zero = f.constant(I16x16 if operands.bits == 4 else I32x8, 0)
-    variables = [[f.variable(zero), f.variable(zero)] for _ in operands.rows]
+    variables = [[f.variable(half) for half in of_row] for of_row in sums]
     first, last = operands.vectors[0], operands.vectors[-1]
     halves_of_bytes = range(1)
     if operands.bits == 4:  # vectors j and j + 4 share their bytes
@@ -106,13 +89,40 @@ def _looped_sums(f: Function, operands: Operands) -> list[list[Value]]:
             codes = [half >> 4 if high else half & 15 for half in loaded] if operands.bits == 4 else loaded
             for row, of_row in zip(operands.rows, variables, strict=True):
                 x = row + (j + 4 * high) * 4
-                values = _with_products(f, operands.bits, [half.value for half in of_row], codes, x)
+                values = step(f, operands.bits, [half.value for half in of_row], codes, x)
                 for half, value in zip(of_row, values, strict=True):
                     half.value = value
     return [[half.value for half in of_row] for of_row in variables]
 
 
-def _with_products(f: Function, bits: int, sums: list[Value], codes: list[Value], x: Value) -> list[Value]:
+def vpdpbusd_256(f: Function, totals: list[Value], operands: Operands, _chains: int) -> list[Value]:
+    """AVX-VNNI: one instruction, 32 products, of eight weight rows."""
+    halves = [[total.shuffle(range(8)), total.shuffle(range(8, 16))] for total in totals]
+    return [low.concatenate(high) for low, high in _sums_in_halves(f, halves, operands, _with_vpdpbusd)]
+
+
+def _with_vpdpbusd(f: Function, _bits: int, sums: list[Value], codes: list[Value], x: Value) -> list[Value]:
+    name, x8 = "llvm.x86.avx512.vpdpbusd.256", x.load(I32).splat(8)
+    return [f.intrinsic(name, I32x8, sum_, half.bitcast(I32x8), x8) for sum_, half in zip(sums, codes, strict=True)]
+
+
+def pmaddubsw(f: Function, totals: list[Value], operands: Operands, _chains: int) -> list[Value]:
+    """AVX2: sums of two products in 16 bits, which are exact as long as they do not saturate.
+
+    Codes of four bits: over eight vectors at most 8 * 2 * 15 * 127 = 30480, so only the last sum has to be widened.
+    Of eight bits: a code less 128, its sign given to x, makes 2 * 128 * 127 = 32512, widened each time.
+    """
+    assert len(operands.vectors) <= 8
+    zero = f.constant(I16x16 if operands.bits == 4 else I32x8, 0)
+    sums = _sums_in_halves(f, [[zero, zero] for _ in totals], operands, _with_pmaddubsw)
+    if operands.bits == 4:
+        sums = [[_widened(f, half) for half in halves] for halves in sums]
+    else:
+        totals = [total + (x_sum << 7) for total, x_sum in zip(totals, operands.x_sums, strict=True)]
+    return [total + low.concatenate(high) for total, (low, high) in zip(totals, sums, strict=True)]
+
+
+def _with_pmaddubsw(f: Function, bits: int, sums: list[Value], codes: list[Value], x: Value) -> list[Value]:
     """`sums` plus code * x for the four int8 at `x`, of eight-bit codes (code - 128) * x."""
     x8 = x.load(I32).splat(8).bitcast(I8x32)
     if bits == 4:
@@ -156,6 +166,5 @@ def _dot4_plain(_f: Function, total: Value, codes: Value, x: Value, _bits: int) 
 
 
 vpdpbusd_512 = _by_steps_of_four(_dot4_vpdpbusd_512)
-vpdpbusd_256 = _by_steps_of_four(_dot4_vpdpbusd_256)
 sdot = _by_steps_of_four(_dot4_sdot)
 plain = _by_steps_of_four(_dot4_plain)

@@ -87,7 +87,7 @@ class _Kind(NamedTuple):
 
 _KINDS = {  # the fastest first
     "avx512-vnni": _Kind(32, dots.vpdpbusd_512, 8, ("avx512vnni", "avx512bw", "avx512vl"), "icelake-server", "x86_64"),
-    "avx-vnni": _Kind(8, dots.vpdpbusd_256, 1, ("avxvnni", "fma", "f16c"), "alderlake", "x86_64"),
+    "avx-vnni": _Kind(8, dots.vpdpbusd_256, 4, ("avxvnni", "fma", "f16c"), "alderlake", "x86_64"),
     "avx2": _Kind(8, dots.pmaddubsw, 4, ("avx2", "fma", "f16c"), "haswell", "x86_64"),
     "neon-dot": _Kind(8, dots.sdot, 1, ("dotprod",), "neoverse-n1", "aarch64"),
     "plain": _Kind(4, dots.plain, 1, (), "", "", is_plain=True),

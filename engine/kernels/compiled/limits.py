@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from engine.kernels.compiled.dots import Operands, pmaddubsw
+from engine.kernels.compiled.dots import Operands, pmaddubsw, vpdpbusd_256
 from engine.kernels.compiled.formats import CACHE_LINE
 from engine.kernels.compiled.isa import CPUPath
 from engine.kernels.compiled.jit import Library
@@ -27,7 +27,9 @@ PATTERN = 16
 
 def chains(path: CPUPath) -> int:
     """Sums that grow side by side: enough to hide an instruction's latency, not more than the registers hold."""
-    return 12 if path.registers >= 32 else 4
+    if path.registers >= 32:
+        return 12
+    return 5 if path.dots is vpdpbusd_256 else 4
 
 
 class Limits:

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.slow
 
 ROW_COUNTS = range(1, PANEL_ROWS + 1)
 """Each has code of its own."""
+IN_FOURS = 4 * sum(4 * (rows % 4 == 1) + rows - (rows % 4 == 1) for rows in ROW_COUNTS)
+"""Instructions where one row is unrolled, which the fifth is too, and two to four are a loop that goes round four
+times."""
 EXTREMES = st.sampled_from(["random", "all largest", "all smallest", "alternating"])
 
 
@@ -125,10 +128,9 @@ def test_activations_are_quantized_as_the_reference_does(path, seed, exponent):
 @pytest.mark.parametrize(
     ("path", "instruction", "count"),
     [
-        ("avx-vnni", "vpdpbusd", 16 * sum(ROW_COUNTS)),
+        ("avx-vnni", "vpdpbusd", IN_FOURS),
         ("neon-dot", "sdot", 32 * sum(ROW_COUNTS)),
-        # One row unrolled, which the fifth is too; of two to four rows a loop that goes round four times.
-        ("avx2", "vpmaddubsw", 4 * sum(4 * (rows % 4 == 1) + rows - (rows % 4 == 1) for rows in ROW_COUNTS)),
+        ("avx2", "vpmaddubsw", IN_FOURS),
     ],
 )
 def test_a_path_is_compiled_to_its_instruction(path, instruction, count):
