@@ -9,7 +9,21 @@ from llvmlite import ir
 from engine.kernels.compiled.dots import Operands
 from engine.kernels.compiled.formats import BLOCK, CACHE_LINE, FLOATS, TILE, TileFormat
 from engine.kernels.compiled.isa import CPUPath
-from engine.kernels.compiled.lang import F32, I8, I32, I64, PTR, F32x16, Function, I8x64, I32x16, Value, Variable
+from engine.kernels.compiled.lang import (
+    F32,
+    I8,
+    I32,
+    I64,
+    LANES,
+    PTR,
+    F32x16,
+    Function,
+    I8x16,
+    I8x64,
+    I32x16,
+    Value,
+    Variable,
+)
 from engine.kernels.compiled.quantize import FIRST_SUMS, PANEL_ROWS, RECORD_BYTES, SCALED_SUMS, SCALES, SUMS
 
 STORE, ADD = 0, 1
@@ -41,6 +55,7 @@ class _Product:
         self._f = Function(module, f"{module.name}.product", inputs + outputs, exported=True)
         self._path = path
         self._fmt = fmt
+        self._xs = self._f.scratch(4 * PANEL_ROWS * BLOCK)  # a block of x as floats
         for rows in range(PANEL_ROWS, 0, -1):
             with self._f.when(self._f["rows"].equals(rows)):
                 self._multiply(rows)
@@ -65,15 +80,17 @@ class _Product:
 
     def _add_up_floats(self, totals: list[Variable]) -> None:
         """Weights times the codes of x, one after another, then times their scale."""
-        f, path = self._f, self._path
+        f, path, xs = self._f, self._path, self._xs
         with f.range(0, f["blocks"]) as block:
             record = f["panel"] + block * RECORD_BYTES
             weights = f["tile"] + block * self._fmt.block_code_bytes
+            for first in range(0, len(totals) * BLOCK, LANES):
+                (xs + 4 * first).store((record + first).load(I8x16).to(I32).to(F32))
             sums = [f.variable(f.constant(F32x16, 0.0)) for _ in totals]
             with f.range(0, BLOCK) as k:
                 column = (weights + k * (4 * TILE)).load(F32x16)
                 for row, sum_ in enumerate(sums):
-                    x = (record + row * BLOCK + k).load(I8).to(I32).to(F32)
+                    x = (xs + k * 4 + 4 * BLOCK * row).load(F32)
                     sum_.value = path.fma(f, column, x, sum_.value)
             for row, (total, sum_) in enumerate(zip(totals, sums, strict=True)):
                 total.value = path.fma(f, sum_.value, (record + 4 * row + SCALES).load(F32), total.value)
