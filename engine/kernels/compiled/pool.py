@@ -37,13 +37,13 @@ class Pool:
         self._run = self._build_run()
         self._build_worker()
 
-    def run(self, f: Function, job: Function, layer: Value, count: Value) -> None:
+    def run(self, f: Function, job: Function, layer: Value, count: Value, together: int) -> None:
         """Emit into `f`: `job(frame, layer, begin, end)` for all of 0..count-1, complete before what follows.
 
-        `f` has parameters `control` and `frame`.
+        Pieces are multiples of `together`, but the last. `f` has parameters `control` and `frame`.
         """
         address = Value(f.builder, f.builder.ptrtoint(job.ir, I64))
-        f.call(self._run, f["control"], address, f["frame"], layer, count)
+        f.call(self._run, f["control"], address, f["frame"], layer, count, f.constant(I64, together))
 
     def _build_work(self) -> Function:
         """Claim pieces of the current job and do them until none is left; true if any was done."""
@@ -74,11 +74,11 @@ class Pool:
         f = Function(
             self._module,
             f"{self._module.name}.run",
-            [("control", PTR), ("function", I64), ("frame", PTR), ("layer", PTR), ("count", I64)],
+            [("control", PTR), ("function", I64), ("frame", PTR), ("layer", PTR), ("count", I64), ("together", I64)],
         )
         control, count = f["control"], f["count"]
         threads = (control + THREADS).load(I64)
-        alone = (count <= 1) | threads.equals(1)
+        alone = (count <= f["together"]) | threads.equals(1)
         with f.when(alone):
             f.call_address(f["function"], VOID, f["frame"], f["layer"], f.constant(I64, 0), count)
         with f.otherwise(alone):
@@ -92,7 +92,7 @@ class Pool:
             (_LAYER, f["layer"].as_address()),
             (_COUNT, count),
             # Some eight pieces a thread: the last one to finish is waited for by the others.
-            (_PIECE, (count // (threads * 8)).maximum(f.constant(I64, 1))),
+            (_PIECE, (count // (threads * 8 * f["together"])).maximum(f.constant(I64, 1)) * f["together"]),
         ):
             (control + field).store_atomic(value)
         (control + _DONE).store_atomic(f.constant(I32, 0))
