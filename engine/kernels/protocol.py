@@ -32,14 +32,12 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> "Rows":
         """The rows of `chunks`, in order."""
-        lengths = [len(chunk.token_ids) for chunk in chunks]
-        token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), np.int64, sum(lengths))
-        slots = np.repeat(np.array([chunk.slot for chunk in chunks], np.int64), lengths)
-        positions = np.concatenate(
-            [np.arange(c.start, c.start + n, dtype=np.int64) for c, n in zip(chunks, lengths, strict=True)]
-        )
-        wants_logits = np.concatenate([np.arange(n) >= n - c.n_logits for c, n in zip(chunks, lengths, strict=True)])
-        return cls(token_ids, slots, positions, wants_logits)
+        per_chunk = np.array([(c.slot, c.start, len(c.token_ids), c.n_logits) for c in chunks], np.int64)
+        slots, starts, lengths, n_logits = np.repeat(per_chunk, per_chunk[:, 2], axis=0).T
+        token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), np.int64, len(slots))
+        ends = per_chunk[:, 2].cumsum()
+        in_chunk = np.arange(len(slots)) - np.repeat(ends - per_chunk[:, 2], per_chunk[:, 2])
+        return cls(token_ids, slots, starts + in_chunk, in_chunk >= lengths - n_logits)
 
 
 class Cache(Protocol):
@@ -74,21 +72,25 @@ def begin(chunks: Sequence[Chunk], cache: Cache) -> None:
         raise CacheError("a batch must have at least one chunk")
     seen: set[int] = set()
     for chunk in chunks:
-        n, name = len(chunk.token_ids), f"the chunk for slot {chunk.slot}"
+        n = len(chunk.token_ids)
         if not 0 <= chunk.slot < cache.n_slots:
             raise CacheError(f"slot must be in [0, {cache.n_slots}), got {chunk.slot}")
         if chunk.slot in seen:
             raise CacheError(f"slot {chunk.slot} has two chunks in one batch")
         seen.add(chunk.slot)
         if not 0 <= chunk.n_logits <= n or n == 0:
-            raise CacheError(f"{name} has {n} tokens and wants {chunk.n_logits} logits")
+            raise _misfit(chunk, f"has {n} tokens and wants {chunk.n_logits} logits")
         held = cache.seq_len(slot=chunk.slot)
         if not 0 <= chunk.start <= held:
-            raise CacheError(f"{name} starts at {chunk.start}, the slot holds {held} positions")
+            raise _misfit(chunk, f"starts at {chunk.start}, the slot holds {held} positions")
         if chunk.start + n > cache.max_len:
-            raise CacheError(f"{name} ends at {chunk.start + n}, max_len is {cache.max_len}")
+            raise _misfit(chunk, f"ends at {chunk.start + n}, max_len is {cache.max_len}")
     for chunk in chunks:
         cache.truncate(chunk.start, chunk.slot)
+
+
+def _misfit(chunk: Chunk, why: str) -> CacheError:
+    return CacheError(f"the chunk for slot {chunk.slot} {why}")
 
 
 class KernelSet(Protocol):

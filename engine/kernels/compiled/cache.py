@@ -39,7 +39,7 @@ class BlockedCache:
         self.block_bytes = config.n_layers * config.n_kv_heads * self.head_shape.record_bytes
         self.slot_bytes = -(-max_len // BLOCK_POSITIONS) * self.block_bytes
         self._memory = allocate(n_slots * self.slot_bytes)
-        self._fill = np.zeros(n_slots, np.int64)
+        self._fill = [0] * n_slots
         self.rotations = rotations(config, max_len)
 
     @property
@@ -49,14 +49,14 @@ class BlockedCache:
 
     def seq_len(self, layer: int | None = None, slot: int = 0) -> int:  # noqa: ARG002 - layers fill together here
         """Positions stored for `slot`, the same on every layer."""
-        return int(self._fill[slot])
+        return self._fill[slot]
 
     def truncate(self, length: int, slot: int | None = None) -> None:
         """Forget every position >= `length` of `slot`, or of all; raises `CacheError` if `length` is negative."""
         if length < 0:
             raise CacheError(f"length must be >= 0, got {length}")
-        which = slice(None) if slot is None else slot
-        self._fill[which] = np.minimum(self._fill[which], length)
+        for which in range(self.n_slots) if slot is None else (slot,):
+            self._fill[which] = min(self._fill[which], length)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make `target`'s first `length` positions equal `source`'s; what else `target` held is forgotten.

@@ -43,9 +43,13 @@ class Library:
         empty.triple = path.triple
         self._engine = llvm.create_mcjit_compiler(empty, self._machine)
         self._loaded: set[str] = set()
+        self._addresses: dict[tuple[str, str], int] = {}
 
     def address(self, module: str, function: str, build: Callable[[ir.Module], object]) -> int:
         """Where `function` of `module` is in memory; the module is compiled if neither memory nor disk has it."""
+        known = self._addresses.get((module, function))
+        if known is not None:
+            return known
         if module not in self._loaded:
             code = self._cached(module) or self._compile(module, build)
             self._engine.add_object_file(code)
@@ -53,6 +57,7 @@ class Library:
             self._loaded.add(module)
         address = int(self._engine.get_function_address(f"{module}.{function}"))
         assert address, f"{module} has no function {function}"
+        self._addresses[module, function] = address
         return address
 
     def assembly(self, module: str, build: Callable[[ir.Module], object]) -> str:
