@@ -110,7 +110,7 @@ def allocate(n_bytes: int) -> NDArray[np.uint8]:
 
 
 def pack(tensor: Tensor, rows_multiple: int = TILE) -> Matrix:
-    """`tensor` [N, K] in tiles, exactly; N is padded to `rows_multiple` and K to 32 with weights that are zero."""
+    """`tensor` [N, K] in tiles, exactly; N is padded to `rows_multiple`, and K of floats to 32, with zeros."""
     if not isinstance(tensor, Quantized):
         return _pack_floats(tensor, rows_multiple)
     quantized = _padded(tensor, rows_multiple)

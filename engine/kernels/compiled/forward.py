@@ -17,7 +17,7 @@ from engine.kernels.compiled.quantize import PANEL_ROWS
 from engine.kernels.compiled.row_jobs import embed, normalize, normalize_for_logits, rotate_and_append
 
 _TOGETHER = {"rows of panels": PANEL_ROWS, "logits rows": PANEL_ROWS, "rows of cache records": BLOCK_POSITIONS}
-"""Items that one thread takes together: they write to the same cache lines, which two would take from each other."""
+"""Items that one thread takes together: they may write to the same cache lines, which two would fight for."""
 
 
 def build(module: ir.Module, path: CPUPath) -> None:
@@ -51,7 +51,7 @@ def build(module: ir.Module, path: CPUPath) -> None:
         "logits rows": n_logits,
         "head tiles": FRAME.get(frame, "head_n_tiles"),
     }
-    pool.run(f, before, layers, n_rows, PANEL_ROWS)
+    pool.run(f, before, layers, n_rows, 1)
     with f.range(0, FRAME.get(frame, "n_layers")) as index:
         layer = layers + index * LAYER.size
         tiles = {name: LAYER.get(layer, f"{name}_n_tiles") for name in ("q", "k", "v", "o", "gate", "down")}

@@ -26,7 +26,7 @@ PATTERN = 16
 
 
 def chains(path: CPUPath) -> int:
-    """Sums that grow side by side: enough to hide an instruction's latency, not more than the registers hold."""
+    """Sums that grow side by side: enough to hide an instruction's latency, as many as are quickest."""
     if path.registers >= 32:
         return 12
     return 5 if path.dots is vpdpbusd_256 else 4

@@ -21,7 +21,9 @@ SYSCALL, FUTEX, YIELD, THREADS = (_SYSTEM + 8 * i for i in range(4))
 CONTROL_BYTES = 64 * 8
 """The control block. What threads write often has a cache line of its own."""
 
-_SPINS = 2000  # some 30 microseconds: longer than the gap between two jobs, shorter than anybody's patience
+# Some 30 microseconds: longer than the gap between two jobs, shorter than anybody's patience. A pause takes three times
+# as long on some CPUs as on others, so that turns are counted only where a program may not read the cycle counter.
+_SPIN_TICKS, _SPIN_TURNS = 70_000, 2000
 _FUTEX_WAIT, FUTEX_WAKE = 128, 129  # with FUTEX_PRIVATE_FLAG, from linux/futex.h
 _LOW_HALF = 0xFFFFFFFF
 _EVERYBODY = 1 << 30
@@ -32,7 +34,7 @@ class Pool:
 
     def __init__(self, module: ir.Module, path: CPUPath) -> None:
         self._module = module
-        self._path = path
+        self._is_x86 = path.triple.startswith("x86_64")
         self._work = self._build_work()
         self._run = self._build_run()
         self._build_worker()
@@ -104,13 +106,12 @@ class Pool:
         f.call(self._work, control)
 
         total = count.to(I32)
-        spins = f.variable(f.constant(I64, 0))
+        patience = _Patience(f, self._is_x86)
         with f.forever() as loop:
             done = (control + _DONE).load_atomic(I32)
             loop.leave_if(done.equals(total))
-            spins.value = spins.value + 1
             self._pause(f)
-            with f.when(spins.value > _SPINS):
+            with f.when(patience.is_over()):
                 (control + _CALLER_SLEEPS).store_atomic(f.constant(I32, 1))
                 self._sleep_while(f, control + _DONE, done)
                 (control + _CALLER_SLEEPS).store_atomic(f.constant(I32, 0))
@@ -118,27 +119,26 @@ class Pool:
     def _build_worker(self) -> None:
         f = Function(self._module, f"{self._module.name}.worker", [("control", PTR)], exported=True)
         control = f["control"]
-        spins = f.variable(f.constant(I64, 0))
+        patience = _Patience(f, self._is_x86)
         with f.forever() as loop:
             loop.leave_if((control + STOP).load_atomic(I32).differs(0))
             epoch = (control + EPOCH).load_atomic(I32)
             worked = f.call(self._work, control)
             with f.when(worked.differs(0)):
-                spins.value = f.constant(I64, 0)
+                patience.begin()
                 with f.when((control + _CALLER_SLEEPS).load_atomic(I32).differs(0)):
                     self._wake(f, control + _DONE)
-            spins.value = spins.value + 1
             self._pause(f)
-            with f.when(spins.value > _SPINS):
+            with f.when(patience.is_over()):
                 (control + _SLEEPERS).add_atomic(f.constant(I32, 1))
                 self._sleep_while(f, control + EPOCH, epoch)
                 (control + _SLEEPERS).add_atomic(f.constant(I32, -1))
-                spins.value = f.constant(I64, 0)
+                patience.begin()
         f.finish()
 
     def _pause(self, f: Function) -> None:
         """Tell the core that this is a waiting loop."""
-        if self._path.triple.startswith("x86_64"):
+        if self._is_x86:
             f.intrinsic("llvm.x86.sse2.pause", VOID)
 
     def _wake(self, f: Function, word: Value) -> None:
@@ -157,3 +157,26 @@ class Pool:
             zero = f.constant(I64, 0)
             number = (control + FUTEX).load(I64)
             f.call_address(syscall, I64, number, word, f.constant(I64, operation), value, zero, zero, zero)
+
+
+class _Patience:
+    """How long a thread of `f` has been waiting since `begin`, or since this was made."""
+
+    def __init__(self, f: Function, has_ticks: bool) -> None:
+        self._f = f
+        self._has_ticks = has_ticks
+        self._begun = f.variable(self._now())
+
+    def begin(self) -> None:
+        """Wait anew from here on."""
+        self._begun.value = self._now()
+
+    def is_over(self) -> Value:
+        """Whether it is time to sleep. Asked once a turn."""
+        if self._has_ticks:
+            return self._now() - self._begun.value > _SPIN_TICKS
+        self._begun.value = self._begun.value + 1
+        return self._begun.value > _SPIN_TURNS
+
+    def _now(self) -> Value:
+        return self._f.intrinsic("llvm.readcyclecounter", I64) if self._has_ticks else self._f.constant(I64, 0)

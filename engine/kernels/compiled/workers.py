@@ -1,6 +1,5 @@
 """Threads that live in the compiled pool (see `pool`), and the block of memory through which they hear of work."""
 
-import contextlib
 import ctypes
 import os
 import platform
@@ -20,8 +19,6 @@ from engine.kernels.compiled.jit import Library
 Number = TypeVar("Number", np.int32, np.int64)
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
-LOWEST_PRIORITY = 19
-"""Of workers: the caller, who can finish a job alone, goes on where a neighbour leaves too few cores for all."""
 _FORWARD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _WORKER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -83,9 +80,6 @@ def _read(path: str) -> str:
 
 def _live(worker: "ctypes._FuncPointer", control: NDArray[np.uint8], _code: Library) -> None:
     """A worker's life: machine code, the GIL released, until `_stop`."""
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
     worker(control.ctypes.data)
 
 

@@ -68,20 +68,19 @@ class Int8Linear:
     """
 
     def __init__(self, tensor: Quantized) -> None:
-        self._weights = tensor
-        self._codes = tensor.codes
+        self._codes, self._scale, self._min, self._group = tensor.codes, tensor.scale, tensor.min, tensor.group
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """[R, K] -> [R, N], K a multiple of 32."""
-        group = self._weights.group
+        group = self._group
         codes, scale = quantize(x)
-        out = np.zeros((self._weights.shape[0], len(x)), np.float32)
+        out = np.zeros((len(self._codes), len(x)), np.float32)
         for index in range(x.shape[1] // group):
             columns = slice(index * group, (index + 1) * group)
             activations = codes[:, columns]
             dots = self._codes[:, columns].astype(np.float32) @ activations.T
-            dots *= self._weights.scale[:, index, None]
-            dots += self._weights.min[:, index, None] * activations.sum(axis=1)
+            dots *= self._scale[:, index, None]
+            dots += self._min[:, index, None] * activations.sum(axis=1)
             dots *= scale[:, columns.start // _ACTIVATION_BLOCK]
             out += dots
         return np.ascontiguousarray(out.T)

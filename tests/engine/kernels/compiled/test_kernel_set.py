@@ -1,10 +1,7 @@
 """The compiled forward as a whole: against the reference, across threads and CPU paths, in batches of any size."""
 
 import gc
-import os
-import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from engine.gguf import GGUFFile
 from engine.kernels.compiled import CompiledKernels, isa
 from engine.kernels.compiled.kernel_set import MAX_ROWS
 from engine.kernels.compiled.sampling import largest
-from engine.kernels.compiled.workers import LOWEST_PRIORITY
 from engine.kernels.reference import ReferenceKernels
 from engine.quants import unpack
 from tests.engine.kernels.compiled.native import PATHS
@@ -194,19 +190,6 @@ def test_worker_threads_end_with_their_kernel_set():
     for worker in workers:
         worker.join(timeout=60)
         assert not worker.is_alive()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
-def test_workers_give_way_to_the_thread_that_calls():
-    before = set(threading.enumerate())
-    kernels = CompiledKernels(threads=3)
-    workers = set(threading.enumerate()) - before
-    deadline = time.monotonic() + 60
-    while any(os.getpriority(os.PRIO_PROCESS, worker.native_id) != LOWEST_PRIORITY for worker in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < LOWEST_PRIORITY
-    del kernels
 
 
 def test_the_largest_of_each_row_that_forward_returns(by_threads):
