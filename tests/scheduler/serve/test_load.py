@@ -49,6 +49,22 @@ def test_a_cache_the_system_has_no_room_for_is_refused_before_the_weights_are_re
     assert [entry["event"] for entry in logs] == ["loading"]
 
 
+def test_weights_that_cannot_be_packed_leave_no_process_that_renders_chats(path, monkeypatch):
+    """It starts before them, to be ready when they are."""
+    children = []
+
+    def fail(*_args, **_options):
+        children.extend(psutil.Process().children())
+        raise ModelFileError(path, "has no weights")
+
+    before = psutil.Process().children()
+    monkeypatch.setattr(Model, "of", fail)
+    with pytest.raises(ModelFileError, match="has no weights"):
+        load(ServeSettings(model=path, kernels="reference"))
+    (worker,) = set(children) - set(before)
+    assert not worker.is_running()
+
+
 def test_a_stage_is_told_of_now_and_then_and_at_its_end():
     report = _progress()
     with structlog.testing.capture_logs() as logs:
